@@ -13,6 +13,7 @@ from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, value
 from tests.sql.plans import blocks
 
+NOON = "2030-01-01 12:00+00"
 BUCKETS = [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]
 
 
@@ -157,7 +158,9 @@ def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connectio
     fourth = next_sample()
     assert fourth["small"] == (9950, None, True)
     assert sorted(fourth[queue] for queue in "abc") == [(10050, None, False), (10050, None, False), (10100, None, True)]
-    # Their numbers say how old they are.
+    # Their numbers say how old they are, while a worker lives.
+    call(conn, "hello", "w")
+    call(conn, "beat", "w")
     ages = conn.execute("select value from pgqueue.metrics() where name = 'pgqueue_queue_counted_age_seconds'")
     assert len(ages.fetchall()) == 2
     counted = value(
@@ -298,3 +301,34 @@ def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
     }  # fmt: skip
     found = value(conn, 'select value from pgqueue.metrics() where labels = \'{"queue": "mail", "state": "due"}\'')
     assert found == 3
+
+
+def metric(conn: psycopg.Connection, name: str, **labels: str) -> float | None:
+    return conn.execute(
+        "select (select value from pgqueue.metrics() where name = %s and labels @> %s)", (name, Jsonb(labels))
+    ).fetchone()[0]  # type: ignore[index]
+
+
+def test_without_a_living_worker_the_metrics_count_so_that_the_alerts_fire(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    call(conn, "hello", "w", ["mail"])
+    call(conn, "beat", "w")
+    maintain(conn)
+    enqueue(conn, queue="mail")
+    clock.advance("6 min")
+    # As PgqueueNoWorker, PgqueueLag and PgqueueMaintenance ask; the last sample has none of it.
+    assert metric(conn, "pgqueue_workers", queue="mail") == 0
+    assert metric(conn, "pgqueue_queue_jobs", queue="mail", state="due") == 1
+    assert metric(conn, "pgqueue_queue_lag_seconds", queue="mail") == 360
+    assert metric(conn, "pgqueue_housekeeping_age_seconds") == 360
+    assert metric(conn, "pgqueue_sample_age_seconds") == 360
+
+
+def test_maintenance_that_has_never_run_is_as_old_as_the_schema(conn: psycopg.Connection, clock: Clock) -> None:
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 0
+    clock.advance("1 h")
+    assert (metric(conn, "pgqueue_housekeeping_age_seconds") or 0) >= 3600
+    assert metric(conn, "pgqueue_rescued_total") == 0
+    assert metric(conn, "pgqueue_sample_age_seconds") is None

@@ -108,6 +108,16 @@ def test_the_job_that_blocks_a_key_is_named_though_nothing_is_due(conn: psycopg.
     assert [each.queue_name for each in table(conn, "why_late")] == ["default"]
 
 
+def test_a_stuck_queue_is_listed_also_while_no_worker_takes_samples(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue_many(conn, 3, key="order:1")
+    start(conn, 1)
+    while reserve(conn, 40):
+        pass
+    clock.advance("20 min")
+    assert value(conn, "select count(*) from pgqueue.samples") == 0
+    assert [(each.queue_name, each.cause) for each in table(conn, "why_late")] == [("default", "key")]
+
+
 def test_a_queue_without_a_living_worker_and_one_whose_worker_is_quiet(conn: psycopg.Connection, clock: Clock) -> None:
     enqueue(conn, queue="mail")
     assert (why(conn, "mail").severity, why(conn, "mail").cause) == ("info", "no_worker")

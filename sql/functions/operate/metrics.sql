@@ -1,6 +1,7 @@
 -- metrics: the numbers for a monitor, one a row, under their Prometheus names.
 --
--- From the last samples, and from statistics of the server: the cost does not depend on the backlog. Reads only.
+-- From the last samples, and from statistics of the server: the cost does not depend on the backlog. While no living worker
+-- takes samples, the jobs are counted, up to 10,000 of each lane: alerts have to fire just then. Reads only.
 -- Read it once for a database, not in each worker; workers count the jobs that they end.
 
 create or replace function pgqueue.metrics()
@@ -13,7 +14,7 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     return query
-    with numbers as materialized (select pgqueue._numbers(v_now, true) as document),
+    with numbers as materialized (select pgqueue._numbers(v_now, null) as document),
     queues as (select q.queue from numbers n cross join jsonb_array_elements(n.document -> 'queues') q (queue))
     select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q
@@ -82,17 +83,19 @@ begin
     from (select e.name, e.queue, e.owner from pgqueue.effective_tasks e order by e.name limit 500) t
     union all
     select
-        'pgqueue_sample_age_seconds', '{}', extract(epoch from v_now - (n.document ->> 'sampled_at')::timestamptz)::double precision
-    from numbers n
-    where n.document ->> 'sampled_at' is not null
+        'pgqueue_sample_age_seconds', '{}', extract(epoch from v_now - s.at)::double precision
+    from (select max(x.at) as at from pgqueue.samples x where x.span = 10) s
+    where s.at is not null
     union all
     select x.name, '{}'::jsonb, x.value
-    from (select r.* from pgqueue.maintenance_runs r order by r.n desc limit 1) h
+    -- Where maintenance has never run, it is as old as the schema.
+    from (select min(r.installed_at) as at from pgqueue.releases r) f
+    left join (select r.* from pgqueue.maintenance_runs r order by r.n desc limit 1) h on true
     cross join lateral (
         values
-            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(v_now - h.at, '0'))::double precision),
-            ('pgqueue_rescued_total', h.rescued::double precision),
-            ('pgqueue_unparked_total', h.unparked::double precision)
+            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(v_now - coalesce(h.at, f.at), '0'))::double precision),
+            ('pgqueue_rescued_total', coalesce(h.rescued, 0)::double precision),
+            ('pgqueue_unparked_total', coalesce(h.unparked, 0)::double precision)
     ) x (name, value)
     union all
     select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(v_now) o
@@ -118,4 +121,5 @@ end
 $$;
 
 comment on function pgqueue.metrics() is
-    'The numbers for a monitor: name, labels and value, as /metrics shows them. select name, labels, value from pgqueue.metrics();';
+    'The numbers for a monitor: name, labels and value, as /metrics shows them. Those of queues are of the last sample while a worker takes samples, else counted, '
+    'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics();';

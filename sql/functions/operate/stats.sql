@@ -10,9 +10,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_numbers jsonb := pgqueue._numbers(v_now, coalesce(stats.recent, nullif(pgqueue._is_sampled(v_now), false)));
 begin
-    return v_numbers || jsonb_build_object(
+    return pgqueue._numbers(v_now, stats.recent) || jsonb_build_object(
         'at', v_now,
         'workers', (
             select coalesce(
@@ -97,27 +96,29 @@ as $$
         )
 $$;
 
--- Queues and total of stats(): from the last samples, counted now, or (null) counted up to 10,000 of each lane.
+-- Queues and total of stats() and metrics(): true: of the last samples. False: counted now. Null: of the last samples while
+-- they tell of now, else counted up to 10,000 of each lane.
 create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
 returns jsonb
 language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-    with counted as (
+    with source as materialized (select coalesce(p_recent, pgqueue._is_sampled(p_now)) as is_sample),
+    counted as (
         select
             s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
             s.blocked_by_parents, s.counted_to, nullif(s.counted_at, s.at) as counted_at, s.at - s.oldest_due_at as lag,
             s.at - s.oldest_stuck_at as stuck_for
         from pgqueue._last_samples() s
-        where p_recent and s.queue <> '@groups'
+        where (select x.is_sample from source x) and s.queue <> '@groups'
         union all
         select
             c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
             c.blocked_by_parents, case when p_recent is null and c.is_cut then 10000 end, null, p_now - c.oldest_due_at,
             p_now - c.oldest_stuck_at
         from pgqueue._count_queues(p_now, case when p_recent is null then 10000 else 2147483647 end) c
-        where p_recent is not true
+        where not (select x.is_sample from source x)
     ),
     listed as (
         select
@@ -157,7 +158,9 @@ as $$
             'stuck_for', coalesce(max(l.stuck_for), 0),
             'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
         ),
-        'sampled_at', case when p_recent then (select max(s.at) from pgqueue.samples s where s.span = 10) end
+        'sampled_at', (
+            select max(s.at) from pgqueue.samples s where s.span = 10 and (select x.is_sample from source x)
+        )
     )
     from listed l
 $$;

@@ -35,6 +35,10 @@ begin
         select s.queue
         from pgqueue._last_samples() s
         where why_late.queue is null and s.oldest_stuck_at <= v_now - interval '5 min'
+        union
+        select c.queue
+        from pgqueue._count_queues(v_now, 10000) c
+        where why_late.queue is null and not pgqueue._is_sampled(v_now) and c.oldest_stuck_at <= v_now - interval '5 min'
     ) q
     cross join lateral pgqueue._why_late(q.name, v_now) w
     where w.cause <> 'on_time' or why_late.queue is not null
