@@ -91,6 +91,11 @@ alter table pgqueue.settings add column retention_logs interval not null default
     check (retention_logs between '1 hour' and '2 years');
 comment on column pgqueue.settings.retention_logs is 'How long log lines of jobs are kept, from when they were written.';
 alter table pgqueue.workers add column stack_of bigint, add column stack_asked_at timestamptz;
+alter table pgqueue.workers
+    drop constraint workers_command_check,
+    add constraint workers_command_check check (command in ('quiet', 'stop', 'kill'));
+comment on column pgqueue.workers.command is
+    'What an operator asked of it: quiet, stop or kill; null: nothing. See quiet_worker(), stop_worker(), kill_worker().';
 comment on column pgqueue.workers.stack_of is 'Private: the job of whose handler an operator wants the stack, until the worker has read that.';
 comment on column pgqueue.workers.stack_asked_at is 'Private: when that was asked; it counts for ten seconds.';
 create table pgqueue.job_logs (

@@ -910,7 +910,7 @@ create table pgqueue.workers (
     queues text[],
     info jsonb not null,
     started_at timestamptz not null,
-    command text check (command in ('quiet', 'stop')),
+    command text check (command in ('quiet', 'stop', 'kill')),
     commanded_at timestamptz,
     obeyed_at timestamptz,
     database oid,
@@ -924,7 +924,7 @@ comment on column pgqueue.workers.queues is 'The queues it serves; null: all.';
 comment on column pgqueue.workers.info is 'What it reports about itself: host, pid, version, concurrency.';
 comment on column pgqueue.workers.started_at is 'When it registered.';
 comment on column pgqueue.workers.command is
-    'What an operator asked of it: quiet or stop; null: nothing. See quiet_worker(), stop_worker().';
+    'What an operator asked of it: quiet, stop or kill; null: nothing. See quiet_worker(), stop_worker(), kill_worker().';
 comment on column pgqueue.workers.commanded_at is 'When that was asked.';
 comment on column pgqueue.workers.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
 comment on column pgqueue.workers.database is

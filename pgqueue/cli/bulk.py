@@ -94,6 +94,8 @@ def run(
         unfit = len(set(job_ids or ())) - len(unknown) - changed - skipped
         if unfit > 0:
             rest += f"; {unfit} skipped: not {_fitting(action, given)}"
+            if action == "kill":
+                rest += "; to end the process of one that executes: pgqueue workers kill --job ID"
         if unknown:
             ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
             rest += f"; there is no job {ids}, or its history has expired"

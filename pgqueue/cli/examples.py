@@ -47,6 +47,7 @@ EXAMPLES = {
     "workers quiet": "pgqueue workers quiet mail-1",
     "workers resume": "pgqueue workers resume mail-1",
     "workers stop": "pgqueue workers stop mail-1",
+    "workers kill": "pgqueue workers kill --job 17",
     "limits list": "pgqueue limits list",
     "limits set": "pgqueue limits set task send_email --rate 100 --per '1 min'",
     "limits drop": "pgqueue limits drop task send_email --part rate",

@@ -15,6 +15,8 @@ _COMMANDED = {
     ("quiet", False): "to be quiet",
     ("stop", True): "stopping",
     ("stop", False): "to stop",
+    ("kill", True): "killed",
+    ("kill", False): "to be killed",
 }
 
 

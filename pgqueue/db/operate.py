@@ -336,6 +336,11 @@ def stop_worker(worker: str) -> Call[bool]:
     return Call(b"select pgqueue.stop_worker(%s::text)", (worker,), read_first)
 
 
+def kill_worker(worker: str | None = None, job_id: int | None = None) -> Call[str | None]:
+    """End the process of a worker, or of the one that executes a job; reads its name, None: none was asked now."""
+    return Call(b"select pgqueue.kill_worker(%s::text, %s::bigint)", (worker, job_id), read_first)
+
+
 def reset_task(task: str, options: Sequence[str]) -> Call[bool]:
     """Reset all options that an operator set for a task; reads whether anything changed."""
     return Call(b"select pgqueue.configure_task(%s::text, reset => %s::text[])", (task, list(options)), read_first)

@@ -20,9 +20,10 @@ from pgqueue.worker.process import memory
 from pgqueue.worker.run import running_jobs
 from pgqueue.worker.tell.counts import Totals
 
-# The exit code of a worker that wants to be replaced, and of one that cannot start.
+# The exit code of a worker that wants to be replaced, of one that cannot start, and of one that an operator has killed.
 REPLACE_ME = 75
 CANNOT_START = 2
+KILLED = 128 + signal.SIGKILL
 
 # A worker that has not reported for this many seconds is silent: not ready, whatever its last report.
 SILENT = 10.0
@@ -134,7 +135,8 @@ class WorkerProcess:
 
     def is_planned_end(self, code: int, until_empty: bool) -> bool:
         """Return whether it was to end with this exit code."""
-        return self.asked_to_end or code == REPLACE_ME or (code == 0 and until_empty)
+        # The jobs of a killed one are given back, also if it was to end by itself.
+        return code != KILLED and (self.asked_to_end or code == REPLACE_ME or (code == 0 and until_empty))
 
     def ended_well(self, code: int) -> bool:
         """Return whether a planned end left nothing undone."""

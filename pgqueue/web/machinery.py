@@ -60,6 +60,16 @@ OF_WORKERS = {
         _NOT_ASKED,
         is_danger=True,
     ),
+    "kill": Action(
+        "delete",
+        "Kill",
+        "Its process ends at once. What supervises it starts another, and gives back all jobs that it holds; each one"
+        " that it runs counts a crash, and is cancelled if it was asked to. For a handler that does not end.",
+        operate.kill_worker,
+        "the worker is asked to end at once",
+        _NOT_ASKED,
+        is_danger=True,
+    ),
 }
 OF_SCHEDULES = {
     "pause": Action(
@@ -113,6 +123,7 @@ async def workers(context: Context) -> Response:
         cells={each["worker"]: capacity.cells(each["worker"], held, usual, now) for each in found},
         runs={each["worker"]: capacity.by_task(each["worker"], held, usual, now) for each in found},
         memories={worker: render.line(at, values) for worker, at, values in memory if len(at) > 1},
+        memory_levels={each["worker"]: capacity.memory_level(each) for each in found},
         alive=sum(bool(each["is_alive"]) for each in found),
         memory=sum(each["memory"] or 0 for each in found if each["is_alive"]),
         groups=by_supervisor(found[: observe.MOST_LISTED]),
@@ -156,10 +167,11 @@ def _supervisor(worker: dict[str, Any]) -> tuple[Any, ...] | None:
 
 def able(worker: dict[str, Any]) -> list[tuple[str, Action]]:
     """Return the actions that can do something to a worker now."""
-    command = worker["command"]
-    if not worker["is_alive"] or command == "stop":
+    names = {"kill": (), "stop": ("kill",), "quiet": ("resume", "stop", "kill")}.get(
+        worker["command"], ("quiet", "stop", "kill")
+    )
+    if not worker["is_alive"]:
         return []
-    names = ("resume", "stop") if command == "quiet" else ("quiet", "stop")
     return [(name, OF_WORKERS[name]) for name in names]
 
 

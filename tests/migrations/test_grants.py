@@ -110,6 +110,7 @@ OPERATING = (
         "quiet_worker",
         "resume_worker",
         "stop_worker",
+        "kill_worker",
         "run_now_many",
         "kill_many",
         "ask_stack",

@@ -38,6 +38,7 @@ IN_SQL = {
     "drop_limit": "'queue', 'mail'",
     "grant_access": "'reader', '{role}'",
     "kill_many": "job_ids => array[{waiting}]::bigint[]",
+    "kill_worker": "'w'",
     "pause": "'task', 't'",
     "ask_stack": "{executing}",
     "update_job": "{waiting}, priority => 3",
@@ -95,8 +96,8 @@ BY_COMMAND = {
     "stop_worker": "workers stop w",
     "unschedule": "schedules remove nightly",
 }
-# A worker answers `jobs stack`: tests/worker/test_job_logs.py.
-NO_COMMAND = {"release_from_parents", "set_retry_function", "ask_stack"}
+# A worker answers `jobs stack` and `workers kill`: tests/worker/test_job_logs.py, test_killed_by_command.py.
+NO_COMMAND = {"release_from_parents", "set_retry_function", "ask_stack", "kill_worker"}
 
 # By which forms of the pages. The pages call the *_many functions, also for one job.
 BY_FORM = {
@@ -109,6 +110,7 @@ BY_FORM = {
     "delete_many": "act action=delete id={waiting}",
     "drop_limit": "limit do=drop kind=queue target=mail",
     "kill_many": "act action=kill id={waiting}",
+    "kill_worker": "worker do=kill name=w",
     "pause": "limit do=pause kind=task target=t reason=down",
     "pause_queue": "queue do=pause name=mail",
     "pause_schedule": "schedule do=pause name=nightly",

@@ -244,6 +244,7 @@ def test_queues_limits_and_tasks_can_be_changed(filled: psycopg.Connection, ask:
 ACTIONS = [
     ("worker", "w1", "quiet", "Make quiet", "quiet_worker"),
     ("worker", "w1", "stop", "Stop", "stop_worker"),
+    ("worker", "w1", "kill", "Kill", "kill_worker"),
     ("schedule", "nightly", "pause", "Pause", "pause_schedule"),
     ("schedule", "nightly", "run", "Run now", "run_schedule_now"),
     ("schedule", "nightly", "remove", "Remove", "unschedule"),
@@ -275,16 +276,18 @@ def test_what_can_be_asked_of_a_worker_follows_what_was_asked(filled: psycopg.Co
         assert 'do" value="stop"' not in text or "worker" in text
         return re.findall(r'name="do" value="(\w+)"', text)
 
-    assert offered() == ["quiet", "stop"]
+    assert offered() == ["quiet", "stop", "kill"]
     answer = ask("POST", "/worker", name="w1", do="quiet", confirm="yes")
     assert "asked to be quiet" in ask("GET", answer.headers["location"]).text
-    assert offered() == ["resume", "stop"]
+    assert offered() == ["resume", "stop", "kill"]
     call(filled, "worker_command", "w1", "quiet")
     assert "it obeys" in ask("GET", "/worker?name=w1").text
     ask("POST", "/worker", name="w1", do="stop", confirm="yes")
-    assert offered() == []
+    assert offered() == ["kill"]
     again = ask("POST", "/worker", name="w1", do="stop", confirm="yes")
     assert "asked already" in ask("GET", again.headers["location"]).text
+    ask("POST", "/worker", name="w1", do="kill", confirm="yes")
+    assert offered() == []
 
 
 def test_a_schedule_is_set_after_a_look_at_what_it_was(filled: psycopg.Connection, ask: Ask) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import stack_dump
+from pgqueue.worker.process.ending import end_now
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.log_lines import LogLines
 from pgqueue.worker.run.runner import Runner
@@ -22,6 +24,9 @@ log = logging.getLogger("pgqueue.worker")
 
 # The exit code of a process that is to be replaced: EX_TEMPFAIL.
 REPLACE_ME = 75
+
+# The exit code of a process that an operator has killed, as a shell has it for SIGKILL: its supervisor counts a crash.
+_KILLED = 128 + signal.SIGKILL
 
 # After a notification the server is asked once more after this time, in seconds: a claim that was under way may bring
 # jobs that were paused meanwhile.
@@ -132,7 +137,7 @@ class Orders:
         if wanted == "taken":
             self._obeys = wanted
             self._lose_name()
-        elif wanted in ("run", "quiet", "stop"):
+        elif wanted in ("run", "quiet", "stop", "kill"):
             self._obeys = wanted
             await self._ask()
             log.info("an operator's command came through the database: %s", wanted)
@@ -140,6 +145,8 @@ class Orders:
                 self.resume()
             elif wanted == "quiet":
                 self.be_quiet()
+            elif wanted == "kill":
+                end_now(_KILLED, f"ending at once, with {self._runner.running} jobs that run")
             elif self._config.supervised:
                 # The supervisor counts any other end as a crash.
                 self.end_to_be_replaced()

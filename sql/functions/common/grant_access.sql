@@ -210,8 +210,8 @@ as $$
                 '{}',
                 '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
                 release_from_parents,delete,run_now_many,kill_many,ask_stack,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
-                configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,set_limit,
-                drop_limit}'
+                configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,kill_worker,
+                set_limit,drop_limit}'
             )
     ) f (kinds, names)
     cross join unnest(f.names) n (name)
