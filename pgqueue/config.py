@@ -157,6 +157,7 @@ class WorkerConfig:
     prepare           False: no prepared statements and no settings of the session, for behind such a pooler; None:
                       True if it listens on `dsn` itself, which behind one is of no use
     until_empty       stop when no job is due
+    max_memory        bytes above which a supervisor replaces this process, which reports them; None: it does not
     supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
                       be stopped at its timeout
     keep_log          loggers whose lines the database keeps with the job that runs, beside those of `job.log`
@@ -175,6 +176,7 @@ class WorkerConfig:
     listen_dsn: str | None = field(default=None, repr=False)
     prepare: bool | None = None
     until_empty: bool = False
+    max_memory: int | None = None
     supervised: bool = False
     keep_log: tuple[str, ...] = ()
     name: str = field(default_factory=_default_name)

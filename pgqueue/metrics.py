@@ -24,6 +24,7 @@ _OF_WORKERS = {
     "succeeded": ("counter", "Jobs that succeeded."),
     "failed": ("counter", "Attempts that failed."),
     "memory": ("gauge", "Resident memory in bytes."),
+    "memory_limit": ("gauge", "How many bytes its process may hold: --max-memory, or of its container or machine."),
     "uptime": ("gauge", "Seconds since the start."),
     "outage": ("gauge", "Seconds since the database cannot be used."),
     "ready": ("gauge", "1 when it reserves jobs."),

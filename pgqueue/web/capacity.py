@@ -159,6 +159,14 @@ def serves(worker: Mapping[str, Any], queue: str) -> bool:
     return worker["queues"] is None or queue in worker["queues"]
 
 
+def memory_level(worker: Mapping[str, Any]) -> str:
+    """Return over, late or "" for what a worker of worker_status holds of the memory that it may hold."""
+    held, most = worker["memory"], worker["memory_limit"]
+    if not held or not most:
+        return ""
+    return "over" if held >= 0.9 * most else "late" if held >= 0.8 * most else ""
+
+
 def slots_of(worker: Mapping[str, Any]) -> int | None:
     """Return how many jobs a worker runs at once, as it said; a client in another language may say anything."""
     info = worker["info"]

@@ -199,6 +199,7 @@ class Fleet:
             **{name: sum(found[name] for found in each.values()) for name in _SUMMED},
             "free": max(self._slots.concurrency - self._slots.running, 0),
             "memory": memory.resident(),
+            "memory_limit": memory.limit(self.config.max_memory),
             "uptime": round(time.monotonic() - self._began, 3),
             "databases": [
                 {"worker": self.config.name, "database": name, **{field: found[field] for field in _EACH}}

@@ -71,6 +71,7 @@ class WorkerStatus:
             "outage": None if outage is None else round(outage, 3),
             "last_error": self._outage.error[:300] or None,
             "memory": memory.resident(),
+            "memory_limit": memory.limit(self._config.max_memory),
             "uptime": round(time.monotonic() - self._began, 3),
             "claims": self._tell.counts.claims.as_dict(),
         }

@@ -17,7 +17,10 @@ select
     coalesce(h.executing, 0) as executing,
     coalesce(h.lapsed, 0) as lapsed,
     w.command, w.commanded_at, w.obeyed_at,
-    b.memory
+    b.memory,
+    case
+        when jsonb_typeof(w.info -> 'memory_limit') = 'number' then least((w.info ->> 'memory_limit')::numeric, 1e18)::bigint
+    end as memory_limit
 from pgqueue.workers w
 left join lateral (
     select x.at, x.memory from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
@@ -43,7 +46,9 @@ comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat
 comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';
 comment on column pgqueue.worker_status.lapsed is 'Jobs among these whose lease is over: maintenance gives them back.';
-comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet or stop; null: nothing.';
+comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet, stop or kill; null: nothing.';
 comment on column pgqueue.worker_status.commanded_at is 'When that was asked.';
 comment on column pgqueue.worker_status.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
 comment on column pgqueue.worker_status.memory is 'The resident memory of its process in bytes, as of its last heartbeat; null: it did not report it.';
+comment on column pgqueue.worker_status.memory_limit is
+    'How many bytes its process may hold, as it reported: --max-memory, or the limit of its container or machine.';

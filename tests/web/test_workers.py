@@ -100,6 +100,16 @@ def test_a_queue_shows_what_runs_of_it_the_oldest_first(conn: psycopg.Connection
     assert "of 4 slots, 1 far too long" in text
 
 
+def test_the_memory_of_a_worker_stands_beside_its_limit(conn: psycopg.Connection, ask: Ask) -> None:
+    for name, held in (("calm", 100), ("late", 820), ("over", 960)):
+        register(conn, name, held, memory_limit=1000 << 20)
+    text = ask("GET", "/workers").text
+    assert "<dd>100 MiB of 1,000 MiB</dd>" in text
+    assert '<dd class="warn">820 MiB of 1,000 MiB</dd>' in text
+    assert '<dd class="bad">960 MiB of 1,000 MiB</dd>' in text
+    assert "960 MiB of 1,000 MiB" in ask("GET", "/worker?name=over").text
+
+
 def test_the_memory_of_a_worker_is_drawn_over_an_hour(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
     clock.advance("-30 min")
     register(conn, "w", 80)

@@ -39,6 +39,42 @@ def test_processes_report_their_memory_and_their_supervisor(
     assert supervisor.wait() == 0
 
 
+def test_processes_report_the_limit_at_which_they_are_replaced(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    write_module(tmp_path, "from pgqueue import App\n\napp = App()")
+    start_worker("-r", "jobs", "--max-memory", "900M", "--name", "s")
+    limit = "select memory_limit from pgqueue.worker_status where worker = 's:1'"
+    wait_until(lambda: value(conn, limit) is not None, timeout=90)
+    # Of a container, or of the machine, that has less.
+    assert value(conn, limit) == memory.limit(900 << 20) <= 900 << 20
+    assert value(conn, "select info -> 'max_memory' from pgqueue.workers") == 900 << 20
+
+
+def test_the_least_limit_of_the_control_groups_around_a_process_counts(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("12:pids:/x\n0::/app.slice/worker.service\n")
+    group = tmp_path / "fs" / "app.slice" / "worker.service"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text("4096\n")
+    (tmp_path / "fs" / "memory.max").write_text("8192\n")
+    # Not above the tree of groups.
+    (tmp_path / "memory.max").write_text("1\n")
+    assert list(memory._of_control_groups(tmp_path / "fs", own)) == [4096, 8192]
+    own.write_text("4:memory:/of version 1\n")
+    assert list(memory._of_control_groups(tmp_path / "fs", own)) == []
+    assert memory.limit(1 << 20) == 1 << 20
+
+
+def test_the_memory_of_a_process_that_crashed_is_known_for_an_hour(conn: psycopg.Connection) -> None:
+    for size in (100, 900):
+        call(conn, "hello", "w", None, Jsonb({"memory": size}))
+    call(conn, "crashed", "w")
+    assert value(conn, "select count(*) from pgqueue.workers") == 0
+    assert value(conn, "select max(memory) from pgqueue.worker_memory where worker = 'w'") == 900
+
+
 async def test_a_worker_alone_has_no_supervisor_and_stores_no_memory_that_grows_old(
     database: Database, conn: psycopg.Connection
 ) -> None:

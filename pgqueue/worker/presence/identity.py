@@ -25,6 +25,7 @@ from pgqueue.db import presence
 from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
 from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.process import memory
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -79,6 +80,7 @@ class Identity:
             "python": platform.python_version(),
             "concurrency": self._config.concurrency,
             "heartbeat": round(self.heartbeat, 3),
+            "memory_limit": memory.limit(self._config.max_memory),
             "clock": round(time.time(), 3),
             "listen": self._config.listen,
             "pooled": self._config.pooled if self._outage is None else self._outage.pooled,
@@ -89,6 +91,8 @@ class Identity:
             **({"tasks": sorted(self._tasks)} if 0 < len(self._tasks) <= _MOST_TASKS else {}),
             "instance": self.instance,
             "processes_of": _process_table(),
+            # Whether it is replaced at that limit.
+            **({} if self._config.max_memory is None else {"max_memory": self._config.max_memory}),
             **({} if _supervisor is None else {"supervisor": _supervisor}),
         }
 

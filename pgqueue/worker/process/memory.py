@@ -1,10 +1,14 @@
-"""How much memory a process holds."""
+"""How much memory a process holds, and may hold."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 
 from pgqueue.errors import ConfigError
 
@@ -23,6 +27,13 @@ def reported() -> int | None:
     return _by_proc("self")
 
 
+@lru_cache(maxsize=8)
+def limit(configured: int | None = None) -> int | None:
+    """Return how many bytes a process here may hold: the least of `configured`, its control groups and the machine."""
+    known = [*([] if configured is None else [configured]), *_of_control_groups(), *_of_machine()]
+    return min(known, default=None)
+
+
 def parse(text: str) -> int:
     """Read "500M", "1.5 GB" or a number of bytes. Raises ConfigError."""
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
@@ -30,6 +41,26 @@ def parse(text: str) -> int:
     if size < 2**20:
         raise ConfigError(f"{text!r} is not an amount of memory for a worker", hint="give it as 500M or 2G")
     return size
+
+
+def _of_control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """Yield the limits of the control groups around this process: of version 2, as Kubernetes and systemd make them."""
+    try:
+        place = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return
+    folder = root / place.lstrip("/")
+    for each in (folder, *folder.parents):
+        if not each.is_relative_to(root):
+            return
+        # The word max: no limit.
+        with suppress(OSError, ValueError):
+            yield int((each / "memory.max").read_text())
+
+
+def _of_machine() -> Iterator[int]:
+    with suppress(OSError, ValueError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _by_proc(pid: str) -> int | None:

@@ -2,7 +2,7 @@
 --
 -- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: if that role
 -- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server,
--- _doctor_queues, _doctor_workflows.
+-- _doctor_queues, _doctor_memory, _doctor_workflows. What follows from another finding is left out, so that a cause is one row.
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
@@ -14,8 +14,7 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     return query
-    select f.severity, f.topic, f.subject, f.evidence, f.remedy
-    from (
+    with found (severity, topic, subject, evidence, remedy) as materialized (
         select d.* from pgqueue._doctor_server() d
         union all
         select d.* from pgqueue._doctor_tables(v_now) d
@@ -24,8 +23,28 @@ begin
         union all
         select d.* from pgqueue._doctor_workers(v_now) d
         union all
+        select d.* from pgqueue._doctor_memory(v_now) d
+        union all
         select d.* from pgqueue._doctor_workflows(v_now) d
-    ) f (severity, topic, subject, evidence, remedy)
+    )
+    select
+        f.severity, f.topic, f.subject,
+        -- Queues that are late by a session or a table are named where that is found.
+        concat(f.evidence, (
+            select substring(s.evidence from '; late by it: .*$')
+            from found s
+            where s.topic = 'database' and s.subject = f.subject and f.topic <> 'database'
+        )),
+        f.remedy
+    from found f
+    -- A symptom of another finding is none.
+    where not exists (
+        select
+        from found c
+        where (f.topic = 'database' and c.topic <> 'database' and c.subject = f.subject)
+            or (f.topic = 'dead_tuples' and c.topic = 'old_snapshot')
+            or (f.topic = 'schedule' and f.evidence like 'it was due at %' and c.topic = 'maintenance' and c.subject = 'maintain')
+    )
     order by array_position('{critical,warning,info}'::text[], f.severity), f.topic, f.subject;
 end
 $$;

@@ -18,7 +18,9 @@ begin
     -- So that they count.
     perform pgqueue.started(crashed.job_ids, crashed.reservations);
     return query select u.id from pgqueue.release_unheld(crashed.worker, died => true) u (id);
-    perform pgqueue.bye(crashed.worker);
+    -- As bye() does, except that heartbeats stay for their hour: they say how much memory it held at last.
+    perform pgqueue.awake(crashed.worker);
+    delete from pgqueue.workers w where w.name = crashed.worker;
 end
 $$;
 
