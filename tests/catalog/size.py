@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=18_800, functions=447)
+BUDGET = Size(lines=19_000, functions=449)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
@@ -29,7 +29,7 @@ PLANNED = {
     "the first hour: options that a newcomer looks for": Size(lines=200, functions=6),
     # Taken so far: pauses, throttles and jobs that supersede others.
     "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=500, functions=14),
-    "an incident: causes in one place, true numbers": Size(lines=800, functions=20),
+    "an incident: causes, true numbers, memory, killed workers": Size(lines=1_050, functions=26),
 }
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)

@@ -196,6 +196,113 @@ def test_a_worker_that_is_gone_with_its_jobs(conn: psycopg.Connection, clock: Cl
     assert findings(conn)["worker"][1] == "w"
 
 
+def test_ten_processes_of_a_host_are_one_finding(conn: psycopg.Connection) -> None:
+    now = value(conn, "select extract(epoch from clock_timestamp())::float8")
+    for n in range(10):
+        call(
+            conn, "hello", f"w:{n}", None, Jsonb({"host": "h", "clock": now + 90 + n, "listen": False, "version": "1"})
+        )
+    rows = conn.execute("select topic, subject from pgqueue.doctor() where topic in ('clock', 'pooler')").fetchall()
+    assert sorted(rows) == [("clock", "h"), ("pooler", "10 workers")]
+
+
+def test_schedules_that_wait_for_maintenance_are_no_findings_of_their_own(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    for n in range(5):
+        call(conn, "schedule", f"s{n}", every="5 min", task="t")
+    clock.advance(timedelta(minutes=30))
+    assert "schedule" in findings(conn)
+    enqueue(conn, delay="1 h")
+    assert "maintenance" in findings(conn)
+    assert "schedule" not in findings(conn)
+
+
+def test_an_old_snapshot_is_one_finding_with_the_queues_that_are_late_by_it(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "hello", "w", None, Jsonb({"concurrency": 2}))
+    enqueue(conn, queue="mail")
+    maintain(conn)
+    with database.connect(application_name="a report").transaction() as held:
+        held.connection.execute("select pg_current_xact_id()")
+        clock.advance(timedelta(minutes=20))
+        call(conn, "beat", "w")
+        rows = conn.execute(
+            "select topic, evidence from pgqueue.doctor() where topic in ('database', 'old_snapshot') and subject = %s",
+            [f"session {held.connection.info.backend_pid}"],
+        ).fetchall()
+    assert [row[0] for row in rows] == ["old_snapshot"]
+    # The session of this test is as old by its clock, and may be the one that why_late() names.
+    assert value(conn, "select count(*) from pgqueue.doctor() where topic = 'database'") == 0
+
+
+def memory(conn: psycopg.Connection) -> list[tuple[str, str, str, str]]:
+    return conn.execute(
+        "select severity, subject, evidence, remedy from pgqueue.doctor() where topic = 'memory' order by subject"
+    ).fetchall()
+
+
+def test_a_worker_that_grows_to_its_limit_is_found_with_what_it_runs(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    mib = 1 << 20
+    known = {"concurrency": 4, "memory": 50 * mib, "memory_limit": 1000 * mib, "max_memory": 1000 * mib}
+    call(conn, "hello", "w", None, Jsonb(known))
+    first, *_ = enqueue_many(conn, 2, "grow")
+    enqueue(conn, "mail")
+    held = reserve(conn, 3, "w", lease="1 hour")
+    call(conn, "started", [each.id for each in held], [each.reservation for each in held])
+    for size in (300, 700):
+        clock.advance("10 s")
+        call(conn, "beat", "w", memory=size * mib)
+        assert memory(conn) == []
+    clock.advance("90 s")
+    call(conn, "beat", "w", memory=950 * mib)
+    [(severity, subject, evidence, remedy)] = memory(conn)
+    assert (severity, subject) == ("critical", "w")
+    assert evidence == (
+        "it holds 950 MB, 95 % of its limit of 1000 MB; 110 s ago it held 50 MB;"
+        f" it runs 2 grow, 1 mail, the longest job {first} for 110 s"
+    )
+    assert remedy == "pgqueue jobs list --state executing --worker w; pgqueue workers kill w"
+    call(conn, "complete", held[1].id, held[1].reservation)
+    call(conn, "complete", held[2].id, held[2].reservation)
+    assert memory(conn)[0][3] == (
+        f"pgqueue jobs stack {first}; pgqueue jobs cancel {first};"
+        f" if it does not end: pgqueue workers kill --job {first}"
+    )
+    call(conn, "complete", held[0].id, held[0].reservation)
+    assert memory(conn)[0][2].endswith("it runs no job")
+    assert memory(conn)[0][3] == "pgqueue workers stop w"
+    # It has stayed so for ten minutes: its supervisor replaces it at its limit.
+    for _ in range(11):
+        clock.advance("60 s")
+        call(conn, "hello", "w", None, Jsonb({**known, "memory": 950 * mib}))
+    assert memory(conn) == []
+    # The limit of a container ends it.
+    call(conn, "hello", "w", None, Jsonb({"memory": 950 * mib, "memory_limit": 1000 * mib}))
+    assert [row[0] for row in memory(conn)] == ["warning"]
+
+
+def test_a_worker_that_grows_fast_is_found_far_below_its_limit(conn: psycopg.Connection, clock: Clock) -> None:
+    gib = 1 << 30
+    for size in (1, 2, 3, 5):
+        call(conn, "hello", "w", None, Jsonb({"memory": size * gib // 4, "memory_limit": 64 * gib}))
+        clock.advance("10 s")
+    [(severity, _, evidence, _)] = memory(conn)
+    assert severity == "warning"
+    assert evidence.startswith("it holds 1280 MB, 2 % of its limit of 64 GB; 40 s ago it held 256 MB")
+    clock.advance("10 min")
+    call(conn, "hello", "w", None, Jsonb({"memory": 5 * gib // 4, "memory_limit": 64 * gib}))
+    assert memory(conn) == []
+
+
+@pytest.mark.parametrize("odd", [0, -1, "much", None, 10**30, {"mib": 1}])
+def test_an_odd_limit_of_memory_is_no_finding(conn: psycopg.Connection, odd: object) -> None:
+    call(conn, "hello", "w", None, Jsonb({"memory": 1 << 20, "memory_limit": odd}))
+    assert memory(conn) == []
+
+
 def test_a_task_that_mostly_fails(conn: psycopg.Connection) -> None:
     call(conn, "hello", "w")
     call(conn, "beat", "w", Jsonb({"jobs": [{"queue": "q", "task": "bad", "succeeded": 5, "failed": 40}]}))

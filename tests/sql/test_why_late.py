@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from pgqueue.testing import Clock
 from tests.calls import Row, call, enqueue, enqueue_many, maintain, reserve, table, value
 from tests.databases import Database
+from tests.facts import wait_until
 
 NOON = "2030-01-01 12:00+00"
 
@@ -72,7 +73,31 @@ def test_a_limit_is_named_with_how_many_wait_for_it(conn: psycopg.Connection, cl
     assert (found.severity, found.cause, found.subject, found.lag) == ("warning", "limit", "limit_key:tenant:a", 0)
     assert "1 of 1 jobs execute under the limit limit_key:tenant:a; it holds back 4 jobs" in found.evidence
     assert found.stuck_for == 600
-    assert found.remedy.endswith("pgqueue limits set limit_key tenant:a --max-executing N")
+    assert found.remedy.endswith("pgqueue limits set limit_key tenant:a --max-executing 2")
+
+
+def test_a_rate_is_raised_by_its_rate(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "set_limit", "task", "call api", max_executing=50, rate=2, per="1 hour")
+    enqueue_many(conn, 5, "call api")
+    hello(conn)
+    start(conn, 2)
+    reserve(conn, 5)
+    clock.advance("10 min")
+    hello(conn)
+    found = why(conn)
+    assert (found.cause, found.subject) == ("limit", "task:call api")
+    assert found.remedy.endswith("pgqueue limits set task 'call api' --rate 4 --per 01:00:00")
+
+
+def test_a_pause_that_was_left_for_a_day_is_a_trouble(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "pause_queue", "default")
+    enqueue(conn)
+    clock.advance("23 hours")
+    assert (why(conn).severity, why(conn).cause) == ("info", "paused")
+    clock.advance("2 hours")
+    assert (why(conn).severity, why(conn).cause) == ("warning", "paused")
+    # One finding, and not one of the queue and one of the pause.
+    assert [row.severity for row in doctor(conn, "paused")] == ["warning"]
 
 
 def test_a_limit_of_the_queue_holds_back_jobs_that_are_due(conn: psycopg.Connection, clock: Clock) -> None:
@@ -177,6 +202,42 @@ def test_slots_that_are_taken_by_what_does_not_end(conn: psycopg.Connection, clo
     assert "2 of 2 slots of worker w run review" in table(conn, "explain", waits)[0].detail
 
 
+def test_handlers_that_do_not_end_when_cancelled_are_killed_by_their_process(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    hello(conn)
+    first, second, *_ = enqueue_many(conn, 5, "review")
+    start(conn, 2)
+    clock.advance("20 min")
+    hello(conn)
+    call(conn, "cancel", first)
+    clock.advance("20 s")
+    hello(conn)
+    # Not all of them were asked.
+    assert why(conn).remedy.endswith("pgqueue jobs cancel --task review --state executing")
+    call(conn, "cancel", second)
+    assert "they were asked to cancel" not in why(conn).evidence
+    clock.advance("20 s")
+    hello(conn)
+    found = why(conn)
+    assert found.cause == "slots"
+    assert found.evidence.endswith("; they were asked to cancel, and do not end")
+    assert found.remedy == f"pgqueue jobs stack {first}; pgqueue workers kill --job {first}"
+
+
+def test_a_job_that_blocks_its_key_and_does_not_end_when_cancelled(conn: psycopg.Connection, clock: Clock) -> None:
+    first, *_ = enqueue_many(conn, 5, key="order:1")
+    start(conn, 1)
+    while reserve(conn, 5):
+        pass
+    clock.advance("20 min")
+    hello(conn)
+    assert why(conn).remedy.endswith(f"pgqueue jobs cancel {first}")
+    call(conn, "cancel", first)
+    clock.advance("20 s")
+    assert why(conn).remedy.endswith(f"pgqueue workers kill --job {first}")
+
+
 def test_a_worker_that_serves_other_queues_first(conn: psycopg.Connection, clock: Clock) -> None:
     enqueue_many(conn, 20, queue="webhooks")
     clock.advance("1 s")
@@ -207,7 +268,10 @@ def test_a_flood_says_of_whom_how_many_and_since_when(conn: psycopg.Connection, 
     assert found.evidence.startswith(
         f"about 91 % of the 44 jobs that are due are of {kind} {found.subject}, enqueued since"
     )
+    assert ("of the starts within a day it had" in found.evidence) == (kind == "task")
     assert ("within a day it had 5 %" in found.evidence) == (kind == "task")
+    # Half of the two slots of its worker.
+    assert found.remedy.endswith("--max-executing 1")
 
 
 def test_too_few_workers_with_what_comes_in_and_what_starts(conn: psycopg.Connection, clock: Clock) -> None:
@@ -240,6 +304,26 @@ def test_a_session_that_holds_a_lock_while_slots_are_free(
         found = why(conn)
         assert found.cause == "database"
         assert "holds back vacuum" in found.evidence
+
+
+def test_a_lock_for_which_sessions_of_the_queue_wait(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    # Beside sessions that are years old there is another cause.
+    clock.back_to_real()
+    enqueue(conn)
+    clock.advance("1 min")
+    hello(conn)
+    migration, producer = database.session(), database.session()
+    migration.run("begin")
+    migration.run("lock table pgqueue.jobs in share mode")
+    enqueued = producer.start("select pgqueue.enqueue('t')")
+    wait_until(lambda: producer.waits_behind(migration))
+    found = why(conn)
+    assert (found.cause, found.subject) == ("database", f"session {migration.pid}")
+    assert found.evidence == f"1 session of the queue waits for a lock that session {migration.pid} holds"
+    conn.execute(found.remedy.encode())
+    assert len(enqueued.result(timeout=10)) == 1
 
 
 def test_ten_queues_without_a_worker_are_one_finding(conn: psycopg.Connection, clock: Clock) -> None:

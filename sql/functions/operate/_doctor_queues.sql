@@ -9,7 +9,7 @@ set enable_seqscan = off
 as $$
     -- A finding is a cause, and names each queue that is late by it. Unknown tasks have their own findings.
     select
-        min(w.severity), case when w.cause = 'workers' then 'lag' else w.cause end,
+        (array_agg(w.severity order by array_position('{critical,warning,info}'::text[], w.severity)))[1], case when w.cause = 'workers' then 'lag' else w.cause end,
         case when count(*) > 1 and w.of_queues then format('%s queues', count(*)) else min(w.subject) end,
         concat(
             (array_agg(w.evidence order by greatest(w.lag, w.stuck_for) desc, w.queue_name))[1],
@@ -47,7 +47,8 @@ as $$
             concat_ws(', ', s.source || ' ' || s.by, s.reason)),
         format('select pgqueue.resume(%L, %L, %L);', s.kind, s.target, s.source)
     from pgqueue._standing(p_now) s
-    where s.since < p_now - interval '1 day'
+    -- A queue that has jobs due is found above.
+    where s.since < p_now - interval '1 day' and (s.kind <> 'queue' or pgqueue._due_in(s.target, p_now) = 0)
     union all
     select
         'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that no longer exists', count(*)),
@@ -161,7 +162,7 @@ as $$
     select
         'warning', 'failures', f.task,
         format('%s of %s attempts within ten minutes failed', f.failed, f.attempts),
-        format('select fingerprint, jobs from pgqueue.dead_groups() where task = %L; and its log', f.task)
+        format('pgqueue jobs list --state dead --task %1$s; when its cause is removed: pgqueue jobs retry --task %1$s', pgqueue._shell_quoted(f.task))
     from (
         select
             t.key as task,
@@ -186,7 +187,7 @@ as $$
     select
         case when w.obeyed_at is null and w.commanded_at < p_now - interval '2 min' then 'warning' else 'info' end,
         'command', w.worker,
-        format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' else w.command end,
+        format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' when 'kill' then 'end at once' else w.command end,
             case when w.obeyed_at is null then 'has not obeyed yet' else 'obeys' end),
         case w.command
             when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
@@ -196,26 +197,35 @@ as $$
     where w.command is not null and w.is_alive
     union all
     select
-        case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
-        format('the clock of %s is %s s %s that of the database', coalesce(c.host, c.name), abs(c.ahead),
+        case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', c.host,
+        format('the clock of %s is %s s %s that of the database', c.host, abs(c.ahead),
             case when c.ahead > 0 then 'ahead of' else 'behind' end),
         'synchronise the clocks (chrony, systemd-timesyncd); the queue uses the clock of the database alone, logs do not'
     from (
-        select w.name, w.info ->> 'host' as host, (w.info ->> 'clock_ahead')::numeric as ahead
-        from pgqueue.workers w
-        where jsonb_typeof(w.info -> 'clock_ahead') = 'number'
+        -- Processes of one host have one clock.
+        select distinct on (x.host) x.host, x.ahead
+        from (
+            select coalesce(w.info ->> 'host', w.name) as host, (w.info ->> 'clock_ahead')::numeric as ahead
+            from pgqueue.workers w
+            where jsonb_typeof(w.info -> 'clock_ahead') = 'number'
+        ) x
+        order by x.host, abs(x.ahead) desc
     ) c
     where abs(c.ahead) > 2
     union all
     select
-        'info', 'pooler', w.name,
+        'info', 'pooler', case count(*) when 1 then min(w.name) else count(*) || ' workers' end,
         case
-            when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
-            else 'it works through a pooler in transaction mode, and listens on its own connection'
+            when w.is_deaf then 'no LISTEN: an idle worker starts a job up to its poll interval late'
+            else 'through a pooler in transaction mode, with a connection of its own to listen'
         end,
         'to start jobs at once: --listen-dsn with the server''s own address'
-    from pgqueue.workers w
-    where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
+    from (
+        select x.name, coalesce(x.info -> 'listen' = 'false', false) as is_deaf
+        from pgqueue.workers x
+        where x.info -> 'listen' = 'false' or x.info -> 'pooled' = 'true'
+    ) w
+    group by w.is_deaf
     union all
     select
         'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version collate "C")),

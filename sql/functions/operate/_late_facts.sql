@@ -2,10 +2,11 @@
 -- Each reads a bounded number of rows.
 
 -- The slots of the living workers of a queue, and what takes them. A job that runs ten times as long as its task does in
--- the mean of a day does not end soon; five minutes, where none ended. A prefetched job takes no slot.
+-- the mean of a day does not end soon; five minutes, where none ended. A prefetched job takes no slot. asked: of these, how
+-- many were asked to cancel.
 create or replace function pgqueue._slots_for(p_queue text, p_now timestamptz)
 returns table (
-    workers text, slots bigint, executing bigint, overlong bigint, task text, oldest_id bigint, oldest_at timestamptz, usual interval
+    workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz, usual interval
 )
 language sql stable rows 1
 as $$
@@ -16,9 +17,9 @@ as $$
         from pgqueue._living_workers_of(p_queue, p_now) w
     ),
     held as materialized (
-        select j.id, j.queue, j.task, j.reserved_at, coalesce(j.started = j.reservation, false) as is_started
+        select j.id, j.queue, j.task, j.reserved_at, j.cancel_requested_at, coalesce(j.started = j.reservation, false) as is_started
         from (
-            select x.id, x.queue, x.task, x.reserved_at, x.reserved_by, x.started, x.reservation
+            select x.id, x.queue, x.task, x.reserved_at, x.reserved_by, x.started, x.reservation, x.cancel_requested_at
             from pgqueue.jobs x
             where x.state = 'executing' and x.lease_expires_at >= pgqueue._lease_head() and (x.leader is null or x.leader = x.id)
             limit 20000
@@ -28,6 +29,9 @@ as $$
     overlong as (
         select
             h.task, count(*) filter (where h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min')) as jobs,
+            count(*) filter (
+                where h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min') and h.cancel_requested_at < p_now - interval '10 s'
+            ) as asked,
             min(h.reserved_at) as oldest_at, (array_agg(h.id order by h.reserved_at, h.id))[1] as oldest_id, u.mean
         from (select x.* from held x where x.is_started and x.reserved_at < p_now - interval '1 min') h
         cross join lateral (
@@ -48,15 +52,16 @@ as $$
             from living l
         ),
         (select sum(l.slots)::bigint from living l), (select count(*) from held), coalesce(sum(o.jobs), 0)::bigint,
+        coalesce(sum(o.asked), 0)::bigint,
         string_agg(o.task, ', ' order by o.jobs desc, o.task) filter (where o.jobs > 0 and o.n = 1),
         min(o.oldest_id) filter (where o.n = 1), min(o.oldest_at) filter (where o.n = 1), min(o.mean) filter (where o.n = 1)
     from (select x.*, row_number() over (order by x.jobs desc, x.task) as n from overlong x) o
 $$;
 
 -- Half of the due jobs, of the first and the last 500 of each lane, are of one tenant; or of one task that had a third of
--- the starts of a day at most.
+-- the starts of a day at most. Half of the slots for them leave the other half to others.
 create or replace function pgqueue._late_by_flood(
-    p_queue text, p_due bigint, p_now timestamptz,
+    p_queue text, p_due bigint, p_slots bigint, p_now timestamptz,
     out cause text, out subject text, out evidence text, out remedy text, out since timestamptz
 )
 language sql stable
@@ -95,8 +100,9 @@ as $$
         'flood', s.name,
         format('%s of the %s that are due are of %s %s, enqueued since %s%s', case when s.share > 0.99 then 'nearly all' else 'about ' || round(100 * s.share) || ' %' end,
             pgqueue._counted(p_due), case s.kind when 'task' then 'task' else 'tenant' end, s.name, s.since,
-            format('; of the starts within a day it had %s %%', round(100 * s.usual))),
-        format('let fewer of them run at a time: pgqueue limits set %s %s --max-executing 2', s.kind, pgqueue._shell_quoted(s.name)),
+            '; of the starts within a day it had ' || round(100 * s.usual) || ' %'),
+        format('let fewer of them run at a time: pgqueue limits set %s %s --max-executing %s', s.kind, pgqueue._shell_quoted(s.name),
+            greatest(coalesce(p_slots / 2, 2), 1)),
         s.since
     from (
         select x.*, x.jobs / (select count(*)::numeric from due) as share, case when x.kind = 'task' then (
@@ -125,7 +131,9 @@ as $$
         select d.subject, d.evidence, d.remedy, 2 from pgqueue._doctor_tables(p_now) d where d.topic = 'dead_tuples'
         union all
         select
-            format('session %s', b.pid), format('%s sessions of the queue wait for a lock that session %s holds', count(*), b.pid),
+            format('session %s', b.pid),
+            format('%s for a lock that session %s holds',
+                case count(*) when 1 then '1 session of the queue waits' else count(*) || ' sessions of the queue wait' end, b.pid),
             format('select pg_terminate_backend(%s);', b.pid), 3
         from pg_stat_activity a
         cross join unnest(pg_blocking_pids(a.pid)) b (pid)

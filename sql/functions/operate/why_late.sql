@@ -130,6 +130,8 @@ begin
         from pgqueue._late_by_load(v_first, v_due, p_now) l;
     end if;
     severity := case
+        -- One that was forgotten.
+        when cause = 'paused' and since < p_now - interval '1 day' then 'warning'
         when cause in ('paused', 'on_time') or greatest(lag, stuck_for) < 30 then 'info'
         when cause in ('no_worker', 'slots') then 'critical'
         else 'warning'
@@ -156,9 +158,12 @@ begin
         cause := 'key';
         subject := v_job.key;
         evidence := format('the queue has %s blocked, most behind key %s: %s', pgqueue._counted(p_blocked), v_job.key, v_detail);
-        remedy := coalesce(
-            format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', v_behind), 'select pgqueue.maintain();'
-        );
+        remedy := case
+            when v_behind is null then 'select pgqueue.maintain();'
+            when exists (select from pgqueue.jobs j where j.id = v_behind and j.state = 'executing' and j.cancel_requested_at < p_now - interval '10 s')
+                then format('pgqueue jobs stack %1$s; it was asked to cancel, and does not end: pgqueue workers kill --job %1$s', v_behind)
+            else format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', v_behind)
+        end;
         return;
     elsif p_blocked > p_due then
         select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
@@ -192,8 +197,19 @@ begin
             ) x
         ) + case when v_name like 'queue:%' then p_due else 0 end)
     );
-    remedy := format('raise it, if what it protects allows that: pgqueue limits set %s %s --max-executing N',
-        split_part(v_name, ':', 1), pgqueue._shell_quoted(substr(v_name, strpos(v_name, ':') + 1)));
+    remedy := (
+        select concat(
+            'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
+            case
+                when l.max_executing is null or v_detail like '% jobs started within %'
+                    then format(' --rate %s --per %s', least(2 * l.rate, 1000000), pgqueue._shell_quoted(l.per::text))
+                else format(' --max-executing %s', least(greatest(2 * l.max_executing, 1), 1000000))
+            end
+        )
+        from pgqueue._limits_of(v_job.queue, v_job.task, v_job.key, v_job.limit_key) l
+        where l.name = v_name
+        limit 1
+    );
 end
 $$;
 
@@ -236,8 +252,13 @@ begin
         evidence := format('%s of %s slots of %s run %s, the oldest for %s, %s', v_slots.overlong, v_slots.slots, v_slots.workers,
             v_slots.task, pgqueue._in_words(p_now - v_slots.oldest_at),
             coalesce('and it usually takes ' || pgqueue._in_words(v_slots.usual), 'and none ended within a day'));
-        remedy := format('pgqueue jobs stack %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
-            pgqueue._shell_quoted(v_slots.task));
+        if v_slots.asked >= v_slots.overlong then
+            evidence := evidence || '; they were asked to cancel, and do not end';
+            remedy := format('pgqueue jobs stack %1$s; pgqueue workers kill --job %1$s', v_slots.oldest_id);
+        else
+            remedy := format('pgqueue jobs stack %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
+                pgqueue._shell_quoted(v_slots.task));
+        end if;
         return;
     end if;
     evidence := 'its workers serve first: ' || pgqueue._lanes_ahead(p_first, p_now);
@@ -248,7 +269,7 @@ begin
             v_queue, pgqueue._shell_quoted(v_queue));
         return;
     end if;
-    select f.* into cause, subject, evidence, remedy, since from pgqueue._late_by_flood(v_queue, p_due, p_now) f;
+    select f.* into cause, subject, evidence, remedy, since from pgqueue._late_by_flood(v_queue, p_due, v_slots.slots, p_now) f;
     if cause is null and v_slots.executing < 0.8 * v_slots.slots then
         select 'database', d.subject, d.evidence, d.remedy into cause, subject, evidence, remedy
         from pgqueue._late_by_database(p_now) d
@@ -259,7 +280,7 @@ begin
         subject := v_queue;
         evidence := concat(
             format('the oldest of %s is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
-            coalesce(format('%s of %s slots of %s are taken', v_slots.executing, v_slots.slots, v_slots.workers), v_slots.workers || ' serve it'),
+            coalesce(least(v_slots.executing, v_slots.slots) || ' of ' || v_slots.slots || ' slots of ' || v_slots.workers || ' are taken', 'it is served by ' || v_slots.workers),
             '; ' || pgqueue._rates_of(v_queue, p_due, p_now)
         );
         remedy := 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(v_queue);
