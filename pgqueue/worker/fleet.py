@@ -264,6 +264,7 @@ class Fleet:
         self.started.set()
 
     def _ended(self, code: int) -> None:
+        self._slots.expect_fewer()
         if code == REPLACE_ME:
             # A handler keeps this process from serving the others as well.
             self.exit_code = REPLACE_ME

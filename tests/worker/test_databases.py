@@ -123,6 +123,23 @@ def test_a_database_gets_its_part_as_jobs_of_the_others_end() -> None:
     assert numbers(20, Stub(15, 5), Stub(1, 5)) == [10, 5]
 
 
+def test_a_slot_is_kept_for_a_database_whose_worker_has_not_started_yet() -> None:
+    slots, first, second = Slots(8, 2), Stub(0, 30), Stub(0, 0)
+    slots.join(first)
+    assert first.concurrency == 7
+    first.used = 7
+    slots.join(second)
+    assert [first.concurrency, second.concurrency] == [7, 1]
+    # Its worker failed and is started again.
+    slots.leave(second)
+    slots.settle()
+    assert first.concurrency == 7
+    slots.expect_fewer()
+    assert first.freed.is_set()
+    slots.settle()
+    assert first.concurrency == 8
+
+
 def test_slots_are_never_given_twice() -> None:
     members = [Stub(0, 9), Stub(0, 9), Stub(0, 9)]
     slots = Slots(10, 3)

@@ -1,7 +1,7 @@
 """The slots of a process, which the workers of several databases may share.
 
 A worker of one database has them all. With several each database keeps one slot, so that a due job waits for no other
-database. All others go to the databases with due jobs: to one alone while it alone has some, in equal parts while
+database; also one whose worker has not started yet, or is started again. All others go to the databases with due jobs: to one alone while it alone has some, in equal parts while
 several have. A running job keeps its slot: a database gets its part as jobs of the others end.
 """
 
@@ -35,14 +35,15 @@ class Member(Protocol):
 
 
 class Slots:
-    """Shares `total` slots among the members, at most `most` of them."""
+    """Shares `total` slots among the members, of which there are to be `expected`."""
 
-    def __init__(self, total: int, most: int) -> None:
-        if total < most:
+    def __init__(self, total: int, expected: int) -> None:
+        if total < expected:
             raise ConfigError(
-                f"concurrency is {total} for {most} databases", hint="give at least one slot for each database"
+                f"concurrency is {total} for {expected} databases", hint="give at least one slot for each database"
             )
         self._total = total
+        self._expected = expected
         # What a member that is alone has.
         self._given = 0
         self._members: list[Member] = []
@@ -54,7 +55,7 @@ class Slots:
 
     @concurrency.setter
     def concurrency(self, number: int) -> None:
-        self._total = max(number, len(self._members))
+        self._total = max(number, len(self._members), self._expected)
         self.settle()
 
     @property
@@ -75,14 +76,20 @@ class Slots:
         self.settle()
 
     def leave(self, member: Member) -> None:
-        """A database is no longer served."""
+        """The worker of a database has ended. Its slot is kept for the one that follows it, see `expect_fewer`."""
         if member in self._members:
             self._members.remove(member)
             self.freed()
 
+    def expect_fewer(self) -> None:
+        """A database is served no more."""
+        self._expected -= 1
+        self.freed()
+
     def settle(self) -> None:
         """Set how many handlers each member may run now. To be called before each claim."""
-        if len(self._members) == 1:
+        absent = max(self._expected - len(self._members), 0)
+        if len(self._members) == 1 and not absent:
             if self._given != self._total:
                 self._given = self._members[0].concurrency = self._total
             return
@@ -91,12 +98,12 @@ class Slots:
         for member in self._members:
             # Anew for each: what one got is no longer free.
             kept = [max(each.used, 1) for each in self._members if each is not member]
-            number = self._total - sum(kept)
+            number = self._total - absent - sum(kept)
             contenders = [each for each in wanting if each is not member]
             if contenders:
                 # An equal part of what the others leave, who want no more.
                 idle = [max(each.used, 1) for each in self._members if each is not member and each not in contenders]
-                part, rest = divmod(self._total - sum(idle), len(contenders) + 1)
+                part, rest = divmod(self._total - absent - sum(idle), len(contenders) + 1)
                 place = wanting.index(member) if member in wanting else len(wanting)
                 number = min(number, part + (place < rest))
             if member.concurrency != max(1, number):
