@@ -90,8 +90,11 @@ class Claimer:
                     await self._sleeper.sleep()
                 continue
             self._empty_claims = 0
-            if claimed == capacity or self._runner.is_busy:
+            if claimed == capacity:
                 await self._sleeper.wake_up()
+            elif self._runner.is_busy:
+                await self._sleeper.wake_up()
+                await self._sleeper.pause()
             elif self._sleeper.is_registered:
                 # No other job was due, and producers announce new ones.
                 await self._sleeper.sleep()

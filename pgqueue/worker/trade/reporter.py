@@ -57,6 +57,8 @@ class Reporter:
                 if returns := self._outbox.take_returns():
                     await self._report_returns(returns)
                 capacity = await self._trade.capacity_beside()
+                if not capacity:
+                    await self._trade.claim_comes()
                 if batch := self._outbox.take():
                     await self._trade.exchange(self._links.free(), capacity, batch)
                 self._state.freed.set()

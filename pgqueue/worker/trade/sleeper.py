@@ -23,8 +23,9 @@ from pgqueue.worker.trade.trade import Trade
 _POLLS = ((0.01, 0.002), (0.25, 0.008), (1.0, 0.04))
 
 # A worker that runs a stream of jobs does not go idle at the first empty claim: it polls for a moment, so that the
-# stream does not cost its producers a NOTIFY each.
-_BUSY_PAUSE = 0.003
+# stream does not cost its producers a NOTIFY each. Each poll takes the ends along that came since the last one, so a
+# short pause costs no statements.
+_BUSY_PAUSE = 0.001
 _BUSY_POLLS = 0.02
 
 # A notification may hide that another job is due soon: then idle() is called again within this many seconds.
@@ -112,6 +113,11 @@ class Sleeper:
         self._registration.calls_idle_at = 0.0
         self._look_again()
 
+    async def pause(self) -> None:
+        """Wait for a moment between two claims of a stream."""
+        self._trade.claims_at = time.monotonic() + _BUSY_PAUSE
+        await self._woken(_BUSY_PAUSE)
+
     async def wake_up(self) -> None:
         """Remove the registration: producers need not wake this worker."""
         self._poll_until = 0.0
@@ -179,7 +185,7 @@ class Sleeper:
         if now >= self._poll_until:
             self._poll_until = 0.0
             return False
-        await self._woken(_BUSY_PAUSE)
+        await self.pause()
         return True
 
     @staticmethod

@@ -28,6 +28,9 @@ log = logging.getLogger("pgqueue.worker")
 # time, in seconds.
 _LOCKED = 1.0
 
+# Seconds by which a report of ends lets a poll of the same time begin first.
+_AFTER_CLAIM = 0.0002
+
 # An end that the server did not take so often, while it answered others, is stored as a failure; and how long such an
 # answer may take, in seconds.
 _TRIES = 3
@@ -62,6 +65,8 @@ class Trade:
         self._tell = tell
         self._keeping = keeping
         self._state = state
+        # The monotonic time of the next poll of a stream: it takes waiting ends along.
+        self.claims_at = 0.0
 
     def capacity(self) -> int:
         """Return how many jobs to claim now."""
@@ -80,6 +85,12 @@ class Trade:
             await asyncio.sleep(0)
             capacity = self._capacity_beside()
         return capacity
+
+    async def claim_comes(self) -> None:
+        """Return when no claim is to begin within a moment."""
+        if (seconds := self.claims_at - time.monotonic()) > 0:
+            # The claim first.
+            await asyncio.sleep(seconds + _AFTER_CLAIM)
 
     async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
         """Claim jobs, and report ends along with it; returns how many single jobs or batches came."""
