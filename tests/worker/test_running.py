@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +14,10 @@ from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
 from pgqueue.testing import Clock
-from pgqueue.worker.run.runner import Pace
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.run.runner import Pace, Runner
+from pgqueue.worker.trade.exchange import Exchange, Reply
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -655,3 +659,31 @@ async def test_two_workers_share_the_work_and_run_nothing_twice(database: Databa
         conn.execute("select reserved_by, count(*) from pgqueue.all_jobs group by 1").fetchall()
     )
     assert set(workers) == {"a", "b"}
+
+
+async def test_while_jobs_stream_in_their_ends_are_reported_along_with_the_next_claim(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None:
+        pass
+
+    along: list[bool] = []
+    perform = Exchange.perform
+
+    async def note(self: Exchange, link: Link, max_jobs: int, batch: list[Held], **how: Any) -> Reply:
+        along.extend([max_jobs > 0] * len(batch))
+        return await perform(self, link, max_jobs, batch, **how)
+
+    monkeypatch.setattr(Exchange, "perform", note)
+    # Thirty jobs in 100 ms are more than a busy machine runs for sure.
+    monkeypatch.setattr(Runner, "is_busy", property(lambda _: True))
+    async with working(app, database.dsn):
+        # A process that stands still just then reports an end by itself.
+        for _ in range(40):
+            await done(conn, enqueue(conn, "t"))
+            if along.count(True) >= 3:
+                break
+    assert along.count(True) >= 3

@@ -1,8 +1,9 @@
 """The slots of a process, which the workers of several databases may share.
 
 A worker of one database has them all. With several each database keeps one slot, so that a due job waits for no other
-database; also one whose worker has not started yet, or is started again. All others go to the databases with due jobs: to one alone while it alone has some, in equal parts while
-several have. A running job keeps its slot: a database gets its part as jobs of the others end.
+database; also one whose worker has not started yet, or is started again. All others go to the databases with due jobs:
+to one alone while it alone has some, in equal parts while several have. A running job keeps its slot: a database gets
+its part as jobs of the others end.
 """
 
 from __future__ import annotations
