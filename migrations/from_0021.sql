@@ -120,3 +120,31 @@ comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at m
 
 -- A filter finds errors that differ only in numbers, ids and quoted text.
 alter type pgqueue.job_filter add attribute fingerprints text[];
+alter type pgqueue.job_filter add attribute tenants text[];
+alter type pgqueue.job_filter add attribute enqueued_by text[];
+
+-- The last troubles travel with the heartbeat.
+alter table pgqueue.heartbeats add column troubles jsonb;
+create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
+comment on column pgqueue.heartbeats.troubles is
+    'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
+
+-- What became of the jobs of a bulk retry.
+create table pgqueue.retries (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    actor text not null,
+    task text collate "C" not null,
+    class text,
+    fingerprint text not null,
+    job_ids bigint[] not null
+);
+create index retries_by_time on pgqueue.retries (at);
+comment on table pgqueue.retries is 'Private: the jobs that retry_many() brought back within two days. Read retry_fates() instead.';
+comment on column pgqueue.retries.n is 'Ascending number of the row.';
+comment on column pgqueue.retries.at is 'When.';
+comment on column pgqueue.retries.actor is 'Who, as the audit has it.';
+comment on column pgqueue.retries.task is 'The task of these jobs.';
+comment on column pgqueue.retries.class is 'The class of the error that each of them had died of.';
+comment on column pgqueue.retries.fingerprint is 'The fingerprint of that error, as dead_groups() has it.';
+comment on column pgqueue.retries.job_ids is 'The jobs, in the order of their ids.';

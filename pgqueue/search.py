@@ -1,11 +1,11 @@
 """The language of filters, the same on the page, on the command line and in `pgqueue top`.
 
-    queue:mail,sms task:send_* state:failed,dead key:order:17 tag:vip worker:w1 group:9 id:1..500 age:>1h
-    error:Timeout args.user.id:17 priority:>5 run:<tomorrow
+    queue:mail,sms task:send_* state:failed,dead key:order:17 tenant:acme by:"web, checkout" tag:vip worker:w1 group:9
+    id:1..500 age:>1h error:Timeout args.user.id:17 priority:>5 run:<tomorrow
 
 A word is a name, a colon and a value; all words must fit. Values are exact, or end with * for any end; a comma gives
-alternatives; quotes hold spaces, commas and stars. A number alone is an id. `parse` returns what `pgqueue.search()`
-takes.
+alternatives; quotes hold spaces, commas and stars. A tenant is a limit_key; `by` is who enqueued. A number alone is an
+id. `parse` returns what `pgqueue.search()` takes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _NAMES = {
     "queue": "queues",
     "task": "tasks",
     "key": "keys",
+    "tenant": "tenants",
+    "by": "enqueued_by",
     "tag": "tags",
     "worker": "workers",
     "class": "classes",
@@ -53,7 +55,7 @@ _NUMBERS = {"priority": "priority", "attempts": "attempts"}
 _TIMES = {"created": "created", "run": "run", "finished": "finished"}
 
 WORDS = (
-    *("queue", "task", "state", "key", "tag", "worker", "group", "id", "age", "created", "run"),
+    *("queue", "task", "state", "key", "tenant", "by", "tag", "worker", "group", "id", "age", "created", "run"),
     *("finished", "priority", "attempts", "error", "class", "line", "fingerprint", "args.NAME"),
 )
 

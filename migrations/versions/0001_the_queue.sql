@@ -938,15 +938,19 @@ create table pgqueue.heartbeats (
     n bigint generated always as identity primary key,
     worker text not null,
     at timestamptz not null,
-    memory bigint
+    memory bigint,
+    troubles jsonb
 );
 create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
+create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
 comment on column pgqueue.heartbeats.n is 'Order of arrival.';
 comment on column pgqueue.heartbeats.worker is 'The worker.';
 comment on column pgqueue.heartbeats.at is 'When.';
 comment on column pgqueue.heartbeats.memory is
     'The resident memory of its process in bytes; null: it did not report it.';
+comment on column pgqueue.heartbeats.troubles is
+    'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
 
 -- What handlers said, and where they stood. Inserted, read by job, and deleted by age.
 create table pgqueue.job_logs (
@@ -1162,6 +1166,26 @@ comment on column pgqueue.audit.filter is 'What it was called with; of many job_
 comment on column pgqueue.audit.changed is 'How many jobs, or rows, it changed.';
 comment on column pgqueue.audit.via is 'By which program: the setting pgqueue.via, else application_name.';
 
+-- Which jobs a bulk retry brought back, for the page that says what became of them. Inserted, and deleted by age.
+create table pgqueue.retries (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    actor text not null,
+    task text collate "C" not null,
+    class text,
+    fingerprint text not null,
+    job_ids bigint[] not null
+);
+create index retries_by_time on pgqueue.retries (at);
+comment on table pgqueue.retries is 'Private: the jobs that retry_many() brought back within two days. Read retry_fates() instead.';
+comment on column pgqueue.retries.n is 'Ascending number of the row.';
+comment on column pgqueue.retries.at is 'When.';
+comment on column pgqueue.retries.actor is 'Who, as the audit has it.';
+comment on column pgqueue.retries.task is 'The task of these jobs.';
+comment on column pgqueue.retries.class is 'The class of the error that each of them had died of.';
+comment on column pgqueue.retries.fingerprint is 'The fingerprint of that error, as dead_groups() has it.';
+comment on column pgqueue.retries.job_ids is 'The jobs, in the order of their ids.';
+
 create table pgqueue.releases (
     n bigint generated always as identity primary key,
     revision text not null,
@@ -1236,7 +1260,9 @@ create type pgqueue.job_filter as (
     age_to interval,
     args jsonb[],
     groups bigint[],
-    fingerprints text[]
+    fingerprints text[],
+    tenants text[],
+    enqueued_by text[]
 );
 comment on type pgqueue.job_filter is 'Private: the filter of search(), read.';
 

@@ -151,8 +151,7 @@ def show_facets(
     which = f"of the newest {_SAMPLE} that match" if len(ids) == _SAMPLE else f"of {len(ids)} that match"
     output.line(f"Jobs {which}:")
     for facet, value, jobs in rows:
-        filter = f"  {facet}:{quoted(value)}" if facet != "tenant" else ""
-        output.line(f"{facet:6} {jobs:6} {100 * jobs / len(ids):3.0f} %  {value}{filter}")
+        output.line(f"{facet:6} {jobs:6} {100 * jobs / len(ids):3.0f} %  {value}  {facet}:{quoted(value)}")
 
 
 @app.command(name="show")

@@ -91,6 +91,31 @@ def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     )
 
 
+def dead_lines(group: Mapping[str, Any], queue: str | None) -> Call[list[Row]]:
+    """Read (line, jobs, last id, when that died) of the dead jobs of a group, the newest first: 1,000 lines at most."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(l.line)) #>> '{}', l.jobs, l.last_id, to_jsonb(l.last_at) #>> '{}'"
+        b" from pgqueue.dead_lines(%s::text, %s::text, %s::text, %s::text) l",
+        (group["task"], group["class"], group["fingerprint"], queue),
+        read_rows,
+    )
+
+
+def retry_fates() -> Call[list[dict[str, Any]]]:
+    """Read what became of the jobs of the last bulk retries, the newest first."""
+    return Call(b"select pgqueue.legible(to_jsonb(f)) from pgqueue.retry_fates() f", (), read_column)
+
+
+def troubles(most: int = 50) -> Call[list[dict[str, Any]]]:
+    """Read the last attempts that failed or were lost within an hour, by the heartbeats, the newest of these first."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(t)) from ("
+        b"select x.* from pgqueue.troubles x order by x.n desc limit %s::integer) t",
+        (most,),
+        read_column,
+    )
+
+
 _LISTED = (
     b"select pgqueue.legible(to_jsonb(x)) from ("
     b"select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.key,"
@@ -131,6 +156,17 @@ def executing() -> Call[list[Row]]:
     )
 
 
+def executing_by_tenant() -> Call[list[Row]]:
+    """Read (limit_key, jobs) of what executes: of 20,000 jobs at most."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(x.limit_key)) #>> '{}', count(*) from ("
+        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null limit 20000) x"
+        b" group by x.limit_key",
+        (),
+        read_rows,
+    )
+
+
 def running(worker: str) -> Call[list[dict[str, Any]]]:
     """Read what a worker executes, the oldest first: 200 jobs at most."""
     return Call(
@@ -160,6 +196,16 @@ def facets(ids: Sequence[int], most: int = 5) -> Call[list[Row]]:
         b" where f.value is not null group by f.facet, f.value) x where x.n <= %s::integer"
         b" order by array_position('{task,queue,tenant,key,tag,worker}'::text[], x.facet), x.n",
         (list(ids), most),
+        read_rows,
+    )
+
+
+def queue_facets(queue: str | None, most: int = 5) -> Call[list[Row]]:
+    """Read (facet, value, jobs) of what fills a queue, or all: of its first 5,000 due jobs, and of its blocked ones."""
+    return Call(
+        b"select f.facet, pgqueue.legible(to_jsonb(f.value)) #>> '{}', f.jobs"
+        b" from pgqueue.queue_facets(%s::text, 5000, %s::integer) f",
+        (queue, most),
         read_rows,
     )
 
@@ -310,6 +356,32 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
         b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
         (10 if seconds <= 3 * 3600 else 600, seconds, queue),
+        read_rows,
+    )
+
+
+def series_of_task(task: str, seconds: int) -> Call[list[Row]]:
+    """Read (epoch, span, what ended of a task) of the samples of each queue over a time until now, by time.
+
+    Each time has a row without what ended, too.
+    """
+    return Call(
+        b"select extract(epoch from s.at)::float8, s.span, case when s.queue <> '' then s.ended -> %s::text end"
+        b" from pgqueue.samples s"
+        b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
+        b" and (s.queue = '' or s.ended ? %s::text) order by s.at",
+        (task, 10 if seconds <= 3 * 3600 else 600, seconds, task),
+        read_rows,
+    )
+
+
+def waits_of_a_day(queue: str) -> Call[list[Row]]:
+    """Read the buckets of the times that jobs of a queue waited within a day, by sample and task."""
+    return Call(
+        b"select e.value -> 'wait' -> 'buckets' from pgqueue.samples s cross join jsonb_each(s.ended) e"
+        b" where s.span = 600 and s.at > (select pgqueue._clock()) - interval '1 day' and s.queue = %s::text"
+        b" and e.value ? 'wait'",
+        (queue,),
         read_rows,
     )
 

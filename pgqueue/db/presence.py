@@ -35,12 +35,18 @@ def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object])
     )
 
 
-def beat(worker: str, counted: Sequence[Mapping[str, object]] = (), memory: int | None = None) -> Call[bool]:
+def beat(
+    worker: str,
+    counted: Sequence[Mapping[str, object]] = (),
+    memory: int | None = None,
+    troubles: Sequence[Mapping[str, object]] = (),
+) -> Call[bool]:
     """Send a heartbeat, with what has started and ended since the last one; reads whether the worker is registered.
 
-    `memory` is what the process holds, in bytes.
+    `memory` is what the process holds, in bytes. `troubles`: the last attempts that failed, 20 at most.
     """
-    params = (worker, to_json({"jobs": list(counted)}, "report") if counted else None, memory)
+    report = {"jobs": list(counted), **({"troubles": list(troubles)} if troubles else {})}
+    params = (worker, to_json(report, "report") if counted or troubles else None, memory)
     return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
 
 

@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=19_000, functions=449)
+BUDGET = Size(lines=19_250, functions=455)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
@@ -30,6 +30,8 @@ PLANNED = {
     # Taken so far: pauses, throttles and jobs that supersede others.
     "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=500, functions=14),
     "an incident: causes, true numbers, memory, killed workers": Size(lines=1_050, functions=26),
+    # What fills a queue, what is behind a mask, what became of a bulk retry, the last troubles.
+    "the pages of operators": Size(lines=200, functions=6),
 }
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)

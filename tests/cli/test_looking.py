@@ -601,7 +601,8 @@ def test_facets_say_whose_jobs_match_and_give_each_as_a_filter(run: Run, conn: p
     said = run("jobs", "facets", "--where", "state:waiting").out
     assert "Jobs of 4 that match:" in said
     assert "task        3  75 %  import  task:import" in said
-    assert "tenant      1  25 %  tenant:b" in said
+    assert "tenant      1  25 %  tenant:b  tenant:tenant:b" in said
+    assert json.loads(run("jobs", "list", "--where", "tenant:tenant:b", "--json").out)[0]["task"] == "send"
     assert 'key         3  75 %  k 1  key:"k 1"' in said
     assert "tag         3  75 %  vip  tag:vip" in said
     rows = json.loads(run("jobs", "facets", "--where", "task:send", "--json").out)

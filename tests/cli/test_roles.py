@@ -93,7 +93,7 @@ def test_readers_and_operators_read_every_view(conn: psycopg.Connection, role: s
             refused.append(view)
         else:
             # What a worker declares and reports, and what executes.
-            empty = ("pgqueue.effective_tasks", "pgqueue.executing", "pgqueue.worker_memory")
+            empty = ("pgqueue.effective_tasks", "pgqueue.executing", "pgqueue.worker_memory", "pgqueue.troubles")
             assert rows or view in empty
     conn.execute("reset role")
     assert refused == ([] if kind in READING else [view for (view,) in views])

@@ -86,6 +86,9 @@ READER = (
         "search_due",
         "groups",
         "dead_groups",
+        "dead_lines",
+        "retry_fates",
+        "queue_facets",
         "doctor",
         "why_late",
         "job_log",
@@ -142,6 +145,7 @@ READABLE += (
     "manual",
     "executing",
     "worker_memory",
+    "troubles",
 )
 READS = {f"{table}:SELECT" for table in READABLE}
 WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, reserve, table
+from tests.calls import call, enqueue, enqueue_many, reserve, table, value
 from tests.sql.plans import blocks
 
 
@@ -308,7 +308,9 @@ def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection
         ("order 0f8fad5b-d9cb-469f-a165-70867728950e is gone", "order <id> is gone"),
         ("commit 9fceb02d0ae5 and 0xdeadbeef", "commit <id> and <id>"),
         ("document sku-1207 has version 41", "document <id> has version <n>"),
+        ("no answer from hooks.acme-7.example:8443 within 10 s", "no answer from <host> within <n> s"),
         ("feedback is bad", "feedback is bad"),
+        ("products.csv has no column price", "products.csv has no column price"),
     ],
 )
 def test_a_fingerprint_masks_what_differs_from_job_to_job(conn: psycopg.Connection, line: str, masked: str) -> None:
@@ -346,3 +348,18 @@ def test_the_dead_are_grouped_by_task_class_and_first_line(conn: psycopg.Connect
     assert set(rows) == {("a", "E", "one", 3), ("a", "E", "other", 2), ("a", None, "", 1)}
     assert conn.execute("select from pgqueue.dead_groups('nothing')").fetchall() == []
     assert len(conn.execute("select from pgqueue.dead_groups('q')").fetchall()) == 3
+
+
+def test_jobs_are_found_by_tenant_and_by_who_enqueued_them(conn: psycopg.Connection) -> None:
+    first = enqueue(conn, "a", limit_key="tenant:lumen")
+    enqueue(conn, "a", limit_key="tenant:acme")
+    conn.execute("set application_name = 'backfill.py'")
+    other = enqueue(conn, "a")
+    assert call(conn, "search", Jsonb({"tenants": ["tenant:lumen"]})) == [first]
+    assert len(call(conn, "search", Jsonb({"tenants": ["tenant:*"]}))) == 2
+    by = value(conn, "select enqueued_by from pgqueue.all_jobs where id = %s", other)
+    assert call(conn, "search", Jsonb({"enqueued_by": [by]})) == [other]
+    assert call(conn, "search_due", Jsonb({"tenants": ["tenant:lumen"]})) == [first]
+    found = call(conn, "update_many", Jsonb({"tenants": ["tenant:lumen"]}), priority=-10)
+    assert found == 1
+    assert value(conn, "select priority from pgqueue.all_jobs where id = %s", first) == -10

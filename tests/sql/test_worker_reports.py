@@ -281,3 +281,37 @@ def test_a_worker_asks_whether_another_of_its_queues_sleeps(conn: psycopg.Connec
     call(conn, "hello", "any")
     call(conn, "idle", "any")
     assert value(conn, "select pgqueue.is_wanted('w', '{a}')") is True
+
+
+def trouble(**more: Any) -> dict[str, Any]:
+    told = {"ago": 3.5, "job_id": 17, "queue": "mail", "task": "send", "attempt": 2, "state": "failed"}
+    return {**told, "class": "TimeoutError", "line": "no answer", **more}
+
+
+def test_troubles_travel_with_a_heartbeat_and_are_read_newest_first(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "hello", "w")
+    call(conn, "beat", "w", Jsonb({"jobs": [], "troubles": [trouble(job_id=1), trouble(job_id=2, ago=1)]}))
+    clock.advance("10 s")
+    call(conn, "beat", "w", Jsonb({"jobs": [], "troubles": [trouble(job_id=3, state="lost")]}))
+    call(conn, "beat", "w", Jsonb({"jobs": [], "troubles": []}))
+    rows = conn.execute(
+        "select job_id, state, extract(epoch from pgqueue._clock() - at)::float8 from pgqueue.troubles"
+        " order by n desc, at desc limit 2"
+    ).fetchall()
+    assert [row[:2] for row in rows] == [(3, "lost"), (2, "failed")]
+    assert [round(row[2], 1) for row in rows] == [3.5, 11.0]
+    # They are no counts: the next sample has nothing of them.
+    assert value(conn, "select count(*) from pgqueue.worker_reports where report ? 'troubles'") == 0
+    clock.advance("61 min")
+    maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.troubles") == 0
+
+
+@pytest.mark.parametrize(
+    "troubles",
+    [1, {}, [1], [{}], [trouble()] * 21, [trouble(ago=-1)], [trouble(job_id="x")], [trouble(line="x" * 9000)], None],
+)
+def test_troubles_of_another_form_are_refused(conn: psycopg.Connection, troubles: Any) -> None:
+    call(conn, "hello", "w")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="report is not what beat"):
+        call(conn, "beat", "w", Jsonb({"jobs": [], "troubles": troubles}))

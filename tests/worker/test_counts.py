@@ -14,7 +14,7 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
-from pgqueue.worker.tell.counts import BOUNDS, MOST, Counts, Times, Totals
+from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Counts, Times, Totals
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -105,6 +105,22 @@ def test_buckets_hold_values_up_to_their_bound() -> None:
     assert times.buckets == [1] * 12
 
 
+def test_the_last_troubles_are_kept_for_the_next_heartbeat_and_come_back_where_it_failed() -> None:
+    counts = Counts(30.0)
+    for number in range(TROUBLES + 5):
+        counts.failed(held(f"t{number}"), "failed", {"class": "ValueError", "message": f"no {number}\nat all"})
+    taken = counts.take_troubles()
+    assert [each.row.task for each in taken] == [f"t{number}" for number in range(5, TROUBLES + 5)]
+    assert counts.take_troubles() == []
+    told = taken[-1].as_dict()
+    assert (told["task"], told["class"], told["line"], told["state"]) == ("t24", "ValueError", "no 24", "failed")
+    assert told["ago"] >= 0
+    counts.failed(held("new"), "lost", None)
+    counts.put_back_troubles(taken)
+    assert [each.row.task for each in counts.take_troubles()][-2:] == ["t24", "new"]
+    assert [entry["task"] for entry in counts.take("beat")][-1] == "new"
+
+
 TASKS = """
     from pgqueue import App
 
@@ -144,6 +160,13 @@ def test_a_worker_reports_what_ended_and_serves_it(
     assert re.search(r'^pgqueue_job_run_seconds_count\{queue="default",task="ok"\} ', text, re.MULTILINE)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
+    troubles = conn.execute(
+        "select queue, task, attempt, state, class, line from pgqueue.troubles where worker is null"
+    ).fetchall()
+    assert sorted(troubles) == [
+        ("default", "fails", 1, "dead", "ValueError", ""),
+        *[("default", "fails_in_a_thread", 1, "dead", "ValueError", "")] * 3,
+    ]
     # What it had not reported yet, it reports as it leaves.
     found = {
         (task, name): number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
@@ -11,7 +12,7 @@ from pgqueue.db.call import Call
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import memory
-from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.tell.counts import Counts, Entry, Trouble
 
 
 class Registration:
@@ -49,7 +50,7 @@ class Registration:
         self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:
-        """Send heartbeats with the counts of jobs; none while idle() serves as one and nothing was counted."""
+        """Send heartbeats with what jobs did; none while idle() serves as one and nothing was counted."""
         while True:
             # At least once a minute, however long the lease: a worker that is silent for five minutes is deregistered.
             await asyncio.sleep(self._identity.heartbeat)
@@ -58,19 +59,28 @@ class Registration:
     async def report_rest(self) -> None:
         """Send the counts since the last heartbeat, if there are any."""
         if counted := self._counts.take("beat"):
-            await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
+            await self._link.perform(self._beat(counted, self._counts.take_troubles()))
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
         counted = self._counts.take("beat")
         if self.is_idle and not counted:
             return
+        troubles = self._counts.take_troubles()
         try:
-            is_registered = await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
+            is_registered = await self._link.perform(self._beat(counted, troubles))
         except BaseException:
-            self._counts.put_back("beat", counted)
+            self._put_back(counted, troubles)
             raise
         if not is_registered:
             # Deregistered after minutes of silence, on a laptop that was suspended.
-            self._counts.put_back("beat", counted)
+            self._put_back(counted, troubles)
             await self._link.perform(self.hello())
+
+    def _beat(self, counted: Sequence[Entry], troubles: Sequence[Trouble]) -> Call[bool]:
+        told = [each.as_dict() for each in troubles]
+        return presence.beat(self._config.name, counted, memory.reported(), told)
+
+    def _put_back(self, counted: Sequence[Entry], troubles: Sequence[Trouble]) -> None:
+        self._counts.put_back("beat", counted)
+        self._counts.put_back_troubles(troubles)

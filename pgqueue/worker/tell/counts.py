@@ -8,12 +8,14 @@ jobs stand for all.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgqueue.db.consume import JobRow
 from pgqueue.worker.hold.held import Held
 
 # Upper bounds of the buckets of times, in seconds; the twelfth has none. See the comment on pgqueue.samples.ended.
@@ -29,6 +31,10 @@ MOST = 500
 
 # Jobs of a batch whose times are counted, at most.
 _LOOKED_AT = 32
+
+# Failed attempts that go along with a heartbeat, the last ones; and characters of their errors.
+TROUBLES = 20
+_LINE = 200
 
 # An entry of a report, in the form of beat().
 Entry = dict[str, Any]
@@ -112,10 +118,30 @@ class Totals:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """An attempt that failed or was lost, at a monotonic time. `state`: what the job now is, or lost."""
+
+    at: float
+    row: JobRow
+    state: str
+    kind: str | None
+    line: str
+
+    def as_dict(self) -> Entry:
+        """Return it in the form of beat()."""
+        row = self.row
+        return {
+            "ago": round(max(time.monotonic() - self.at, 0.0), 1), "job_id": row.id, "queue": row.queue,
+            "task": row.task, "attempt": row.attempt, "state": self.state, "class": self.kind, "line": self.line,
+        }  # fmt: skip
+
+
 class Counts:
     """Counts the starts and ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
 
-    Each of `readers` has counts of its own: "total" is never reset, the others are reset by `take`.
+    Each of `readers` has counts of its own: "total" is never reset, the others are reset by `take`. The last troubles
+    are for the heartbeats alone.
     """
 
     def __init__(self, lease: float) -> None:
@@ -126,6 +152,7 @@ class Counts:
         self._started: Counter[tuple[str, str]] = Counter()
         self._starting = threading.Lock()
         self._readers = {"total": Totals(), "beat": Totals()}
+        self._troubles: deque[Trouble] = deque(maxlen=TROUBLES)
 
     def follow(self, reader: str) -> None:
         """Count for one more reader from now on."""
@@ -153,6 +180,24 @@ class Counts:
         """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
         self._new.tally(held.row.queue, held.row.task).counts[outcome] += 1
         self._add_times(held, 1)
+
+    def failed(self, held: Held, state: str, error: Mapping[str, object] | None) -> None:
+        """This attempt failed, or is lost, with an error in the form of fail()."""
+        self.ended(held, state)
+        kind, message = (error or {}).get("class"), str((error or {}).get("message") or "")
+        line = " ".join(message.partition("\n")[0].split())[:_LINE]
+        named = None if kind is None else str(kind)[:_LINE]
+        self._troubles.append(Trouble(time.monotonic(), held.row, state, named, line))
+
+    def take_troubles(self) -> list[Trouble]:
+        """Return the last troubles since the last call."""
+        found = list(self._troubles)
+        self._troubles.clear()
+        return found
+
+    def put_back_troubles(self, troubles: Sequence[Trouble]) -> None:
+        """These could not be reported: they go along with the next ones."""
+        self._troubles = deque([*troubles, *self._troubles], TROUBLES)
 
     def entries(self) -> list[Entry]:
         """Return the counts since the start."""

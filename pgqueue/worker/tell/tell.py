@@ -49,7 +49,7 @@ class Tell:
         self.failures += 1
         if policy_error is not None:
             log.error("%s: %s; its retry policy decides", held, policy_error)
-        self.counts.ended(held, state)
+        self.counts.failed(held, state, held.error)
         self.events.report(state, held, held.error)
         if state == "dead":
             self.events.dead(held)
@@ -93,5 +93,5 @@ class Tell:
         await self._job_log.close()
 
     def _lost(self, held: Held, why: str) -> None:
-        self.counts.ended(held, "lost")
+        self.counts.failed(held, "lost", {"message": why})
         self.events.report("lost", held, {"message": why})

@@ -200,7 +200,8 @@ as $$
             ('{worker,reader}', '{cron_next,legible}'),
             (
                 '{reader}',
-                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor,why_late,job_log}'
+                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,dead_lines,retry_fates,
+                queue_facets,doctor,why_late,job_log}'
             ),
             -- For producers that slow down while a queue is long.
             ('{producer,worker,reader}', '{depth,wanted,version}'),

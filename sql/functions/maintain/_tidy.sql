@@ -85,6 +85,7 @@ begin
                 ('samples', 'audit', $rule$
                     x.at < (select pgqueue._after($1, -s.retention_audit) from pgqueue.settings s where s.one) order by x.at
                 $rule$),
+                ('samples', 'retries', $rule$ x.at < pgqueue._after($1, '-2 days') order by x.at $rule$),
                 ('samples', 'job_logs', $rule$
                     x.written_at < (select pgqueue._after($1, -s.retention_logs) from pgqueue.settings s where s.one) order by x.written_at
                 $rule$)

@@ -92,6 +92,7 @@ begin
             end if;
             if v_ended.ids is not null then
                 changed := changed + pgqueue._requeue(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
+                perform pgqueue._record_retries(v_ended.ids);
                 perform pgqueue._reopen_children(v_ended.ids);
             end if;
         end if;

@@ -185,11 +185,22 @@ as $$
     ) c
 $$;
 
--- The blocked jobs of a queue that wait for a limit or for a job of their key, up to 5,000 of each, and the limit for which
--- most of them wait; null: most wait for a job of their key. job_id: the oldest of these, or of the key with most.
+-- The blocked jobs of a queue that wait for a limit or for a job of their key, and the limit for which most of them wait;
+-- null: most wait for a job of their key. job_id: the oldest of these, or of the key with most.
 create or replace function pgqueue._blocked_in(p_queue text)
 returns table (jobs bigint, oldest_at timestamptz, limit_name text, job_id bigint)
 language sql stable rows 1
+as $$
+    select
+        coalesce(sum(b.jobs), 0)::bigint, min(b.oldest_at), (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1],
+        (array_agg(b.first_id order by b.jobs desc, b.first_id))[1]
+    from pgqueue._blocked_by(p_queue) b
+$$;
+
+-- The blocked jobs of a queue by the limit or the key that they wait for, up to 5,000 of each.
+create or replace function pgqueue._blocked_by(p_queue text)
+returns table (limit_name text, key text, jobs bigint, oldest_at timestamptz, first_id bigint)
+language sql stable rows 10
 as $$
     with recursive limits as (
         (
@@ -224,14 +235,7 @@ as $$
             limit 5000
         )
     )
-    select
-        coalesce(sum(b.jobs), 0)::bigint, min(b.oldest_at), (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1],
-        (array_agg(b.first_id order by b.jobs desc, b.first_id))[1]
-    from (
-        select x.limit_name, x.key, count(*) as jobs, min(x.ready_at) as oldest_at, min(x.id) as first_id
-        from blocked x
-        group by x.limit_name, x.key
-    ) b
+    select x.limit_name, x.key, count(*), min(x.ready_at), min(x.id) from blocked x group by x.limit_name, x.key
 $$;
 
 -- Counts those of the first jobs of a queue, 30 of each lane, whose task no worker knows, or no living one has.

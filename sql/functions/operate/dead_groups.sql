@@ -13,7 +13,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-    v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
     v_now timestamptz := pgqueue._clock();
 begin
     if dead_groups.queue is not null then
@@ -21,28 +20,11 @@ begin
     end if;
     perform pgqueue._check_range('max_jobs', dead_groups.max_jobs, 1, 100000, 'Give the number of dead jobs to read at most.');
     return query
-    with dead as materialized (
-        (
-            select h.task, h.queue, h.errors, h.finished_at, h.id
-            from pgqueue.history h
-            where dead_groups.queue is null and h.state <> 'succeeded' and h.state = v_dead
-            order by h.id desc
-            limit dead_groups.max_jobs
-        )
-        union all
-        (
-            select h.task, h.queue, h.errors, h.finished_at, h.id
-            from pgqueue.history h
-            where h.state <> 'succeeded' and h.queue = dead_groups.queue and h.state = v_dead
-            order by h.id desc
-            limit dead_groups.max_jobs
-        )
-    ),
-    keyed as (
+    with keyed as (
         select
             d.*, d.errors -> -1 ->> 'class' as class, l.line, pgqueue._fingerprint(l.line) as fingerprint,
             greatest(floor(extract(epoch from v_now - d.finished_at) / 3600), 0)::integer as hours_ago
-        from dead d
+        from pgqueue._dead_jobs(dead_groups.queue, dead_groups.max_jobs) d
         cross join lateral (select pgqueue._first_line(d.errors) as line) l
     )
     select
@@ -62,5 +44,27 @@ end
 $$;
 
 comment on function pgqueue.dead_groups(text, integer) is
-    'Dead jobs by task, class of the last error and its fingerprint, the latest group first. fingerprint: the first line with <n>, <id>, <url> and <text> for numbers, ids, addresses and quoted text; line: that of the latest job; trend: how many died in each of the last 24 hours. It reads the newest max_jobs, of one queue or of all: where the sum of jobs is max_jobs, there may be more. '
+    'Dead jobs by task, class of the last error and its fingerprint, the latest group first. fingerprint: the first line with <n>, <id>, <host>, <url> and <text> for numbers, ids, names of hosts, addresses and quoted text; line: that of the latest job; trend: how many died in each of the last 24 hours. It reads the newest max_jobs, of one queue or of all: where the sum of jobs is max_jobs, there may be more. dead_lines() has the lines of a group. '
     'select task, class, fingerprint, jobs, last_at from pgqueue.dead_groups(''mail'');';
+
+-- The newest dead jobs, of one queue or of all. The state as a parameter: however few or many are dead, the plan is the same.
+create or replace function pgqueue._dead_jobs(p_queue text, p_most integer)
+returns table (id bigint, task text, queue text, errors jsonb, finished_at timestamptz)
+language sql stable parallel safe
+as $$
+    (
+        select h.id, h.task, h.queue, h.errors, h.finished_at
+        from pgqueue.history h
+        where p_queue is null and h.state <> 'succeeded' and h.state = (select 'dead'::pgqueue.job_state)
+        order by h.id desc
+        limit p_most
+    )
+    union all
+    (
+        select h.id, h.task, h.queue, h.errors, h.finished_at
+        from pgqueue.history h
+        where h.state <> 'succeeded' and h.queue = p_queue and h.state = (select 'dead'::pgqueue.job_state)
+        order by h.id desc
+        limit p_most
+    )
+$$;

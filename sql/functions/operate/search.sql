@@ -19,7 +19,7 @@ $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
-    'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): lists of texts, * at the end for any, \* for itself, none empty; '
+    'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): tenants (limit_key), enqueued_by: lists of texts, * at the end for any, \* for itself, none empty; '
     'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
@@ -52,7 +52,7 @@ begin
     end if;
     v_filter := jsonb_populate_record(null::pgqueue.job_filter, p_filter);
     perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
-    foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors,fingerprints}'::text[] loop
+    foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors,fingerprints,tenants,enqueued_by}'::text[] loop
         continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
         if p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors')) then
             perform pgqueue._refuse(
@@ -136,7 +136,8 @@ $$;
 -- Inlined: no SET, no subquery, and stable, for the text of a state is. Where the planner knows the filter, only the fields
 -- that are given are looked at.
 create or replace function pgqueue._fits(
-    p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tags text[], p_worker text,
+    p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tenant text,
+    p_enqueued_by text, p_tags text[], p_worker text,
     p_errors jsonb, p_priority smallint, p_attempts integer, p_created_at timestamptz, p_run_at timestamptz,
     p_finished_at timestamptz, p_args jsonb
 )
@@ -147,6 +148,8 @@ as $$
         and ((p_filter).queues is null or p_queue like any ((p_filter).queues))
         and ((p_filter).tasks is null or p_task like any ((p_filter).tasks))
         and ((p_filter).keys is null or p_key like any ((p_filter).keys))
+        and ((p_filter).tenants is null or p_tenant like any ((p_filter).tenants))
+        and ((p_filter).enqueued_by is null or p_enqueued_by like any ((p_filter).enqueued_by))
         and ((p_filter).tags is null or e'\x1f' || array_to_string(p_tags, e'\x1f') || e'\x1f' like any ((p_filter).tags))
         and ((p_filter).workers is null or p_worker like any ((p_filter).workers))
         and ((p_filter).priority_from is null or p_priority >= (p_filter).priority_from)
@@ -180,16 +183,18 @@ as $$
     select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
 $$;
 
--- The line of an error without what differs from job to job: quoted text, addresses, ids, hexadecimal and other numbers.
+-- The line of an error without what differs from job to job: quoted text, addresses, names of hosts, ids, hexadecimal and other numbers.
 create or replace function pgqueue._fingerprint(p_line text)
 returns text
 language sql immutable parallel safe
 as $$
-    select regexp_replace(regexp_replace(regexp_replace(regexp_replace(
+    select regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(
         p_line,
         -- Not the apostrophe of a word.
         $x$"[^"]*"|`[^`]*`|(?<![[:alnum:]])'[^']*'(?![[:alnum:]])$x$, '<text>', 'g'),
         '[a-z][a-z0-9+.-]*://[^[:space:]<>]+', '<url>', 'gi'),
+        -- Three parts at least: two of them may be a file or a module.
+        '\m([a-z0-9]+(-+[a-z0-9]+)*\.){2,}[a-z]{2,}(:[0-9]+)?\M', '<host>', 'g'),
         '\m(0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|(?=[0-9a-f]*[0-9])[0-9a-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M', '<id>', 'gi'),
         '[0-9]+([.,:][0-9]+)*', '<n>', 'g')
 $$;

@@ -52,8 +52,8 @@ begin
                         and (v_filter.id_from is null or j.id >= v_filter.id_from)
                         and (v_filter.id_to is null or j.id <= v_filter.id_to)
                         and pgqueue._fits(
-                            v_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
-                            j.created_at, j.ready_at, null, j.args
+                            v_filter, j.state, j.queue, j.task, j.key, j.limit_key, j.enqueued_by, j.tags, j.reserved_by, j.errors,
+                            j.priority, j.attempts, j.created_at, j.ready_at, null, j.args
                         ) as fits
                 from (
                     select x.*

@@ -13,13 +13,15 @@ begin
     if beat.report is not null then
         perform pgqueue._check_report(beat.report);
     end if;
-    insert into pgqueue.heartbeats (worker, at, memory)
-    select w.name, v_now, case when beat.memory >= 0 then beat.memory end from pgqueue.workers w where w.name = beat.worker;
+    insert into pgqueue.heartbeats (worker, at, memory, troubles)
+    select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]')
+    from pgqueue.workers w
+    where w.name = beat.worker;
     if not found then
         return false;
     end if;
     if beat.report is not null then
-        insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report);
+        insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report - 'troubles');
     end if;
     return true;
 end
@@ -29,7 +31,8 @@ comment on function pgqueue.beat(text, jsonb, bigint) is
     'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again. '
     'report: what has started and ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
     '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
-    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes.';
+    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes. '
+    'report may also have troubles, for the view pgqueue.troubles: the last 20 attempts that failed, "troubles": [{"ago": 3.2, "job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2, "state": "failed", "class": "TimeoutError", "line": "no answer"}]; ago in seconds, state as the job now is, or lost.';
 
 -- Checks every field: a number that cannot be summed would make every further sample fail.
 create or replace function pgqueue._check_report(p_report jsonb)
@@ -81,6 +84,15 @@ begin
         ) x
         where x.flaw is not null
         limit 1;
+    end if;
+    if v_flaw is null and p_report ? 'troubles' and (
+        select count(*) <= 20 and bool_and((
+            t.entry ->> 'ago' ~ '^[0-9]{1,9}([.][0-9]+)?$' and t.entry ->> 'job_id' ~ '^[0-9]{1,18}$'
+            and t.entry ->> 'attempt' ~ '^[0-9]{1,9}$' and length(t.entry::text) <= 8000
+        ) is true)
+        from jsonb_array_elements(case when jsonb_typeof(p_report -> 'troubles') = 'array' then p_report -> 'troubles' else '[1]' end) t (entry)
+    ) is false then
+        v_flaw := 'troubles is not an array of at most 20 objects of 8000 characters with the numbers ago, job_id and attempt.';
     end if;
     if v_flaw is not null then
         perform pgqueue._refuse(

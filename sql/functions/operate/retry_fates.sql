@@ -1,0 +1,85 @@
+-- retry_fates: what became of the jobs that bulk retries brought back.
+--
+-- The jobs of a retry are listed with it (_record_retries). Live ones are looked up by their ids, 250 in all at most; the
+-- dead and the cancelled are read by their index, between the first and the last id, 4,000 in all at most. Whatever is
+-- neither has succeeded, or was deleted. Locks nothing.
+
+create or replace function pgqueue.retry_fates(max_retries integer default 20)
+returns table (
+    n bigint, at timestamptz, actor text, task text, class text, fingerprint text, jobs bigint, looked_at bigint, waiting bigint,
+    executing bigint, dead bigint, cancelled bigint, is_cut boolean
+)
+language plpgsql stable security definer rows 20
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+begin
+    perform pgqueue._check_range('max_retries', retry_fates.max_retries, 1, 100, 'Give the number of retries to look at.');
+    return query
+    with recent as materialized (
+        select r.*, cardinality(r.job_ids)::bigint as jobs
+        from pgqueue.retries r
+        where r.at > pgqueue._clock() - interval '1 day'
+        order by r.n desc
+        limit retry_fates.max_retries
+    ),
+    live as (
+        select l.n, count(*) as looked_at, count(*) filter (where l.state = 'executing') as executing, count(l.state) as jobs
+        from (
+            select r.n, j.state
+            from recent r
+            cross join lateral unnest(r.job_ids) with ordinality i (id, place)
+            left join lateral (select x.state from pgqueue.jobs x where x.id = i.id limit 1) j on true
+            where (i.place - 1) % (select ceil(sum(x.jobs) / 250)::bigint from recent x) = 0
+        ) l
+        group by l.n
+    ),
+    ended as (
+        select
+            e.n, count(e.of_it) filter (where e.state = 'dead') as dead, count(e.of_it) filter (where e.state = 'cancelled') as cancelled,
+            max(e.place) >= max(e.most) as is_cut
+        from (
+            select r.n, h.state, i.id as of_it, m.most, row_number() over (partition by r.n, h.state) as place
+            from recent r
+            cross join lateral (select 2000 / (select count(*) from recent) as most) m
+            cross join unnest('{dead,cancelled}'::pgqueue.job_state[]) s (state)
+            cross join lateral (
+                select x.id, x.state
+                from pgqueue.history x
+                where x.state <> 'succeeded' and x.state = s.state and x.id between r.job_ids[1] and r.job_ids[r.jobs::integer]
+                order by x.id
+                limit m.most
+            ) h
+            left join (select y.n, unnest(y.job_ids) as id from recent y) i on i.n = r.n and i.id = h.id
+        ) e
+        group by e.n
+    )
+    select
+        r.n, r.at, r.actor, r.task, r.class, r.fingerprint, r.jobs, l.looked_at, l.jobs - l.executing, l.executing,
+        coalesce(e.dead, 0), coalesce(e.cancelled, 0), coalesce(e.is_cut, false)
+    from recent r
+    join live l on l.n = r.n
+    left join ended e on e.n = r.n
+    order by r.n desc;
+end
+$$;
+
+comment on function pgqueue.retry_fates(integer) is
+    'What became of the jobs that retry_many() brought back within a day, the newest retry first: a row for each call, task and fingerprint of the error they had died of. '
+    'jobs: how many; waiting (blocked and to be retried too) and executing: of looked_at of them; dead and cancelled: of all, at least that many where is_cut; the others have succeeded, or were deleted. '
+    'select at, actor, task, jobs, waiting, executing, dead from pgqueue.retry_fates();';
+
+-- Lists jobs that came back, by what they had died of.
+create or replace function pgqueue._record_retries(p_ids bigint[])
+returns void
+language sql
+as $$
+    insert into pgqueue.retries (at, actor, task, class, fingerprint, job_ids)
+    select pgqueue._clock(), pgqueue._actor(), d.task, d.class, d.fingerprint, array_agg(d.id order by d.id)
+    from (
+        select j.id, j.task, j.errors -> -1 ->> 'class' as class, pgqueue._fingerprint(pgqueue._first_line(j.errors)) as fingerprint
+        from unnest(p_ids) w (id)
+        cross join lateral (select x.id, x.task, x.errors from pgqueue.jobs x where x.id = w.id limit 1) j
+    ) d
+    group by d.task, d.class, d.fingerprint
+$$;
