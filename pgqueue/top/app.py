@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 from rich.text import Text
@@ -17,6 +18,7 @@ from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Header, Input, Label, Static, TabbedContent, TabPane
 
+from pgqueue import verdict
 from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
@@ -24,15 +26,19 @@ from pgqueue.logs import one_line, printable
 from pgqueue.search import ORDERS, parse
 
 Row = Sequence[object]
+T = TypeVar("T")
 
 # Jobs that are listed.
 _MOST = 100
+
+# From well to bad.
+_LEVELS = ("ok", "late", "critical")
 
 # States whose numbers stand on top.
 _STATES = ("due", "executing", "failed", "blocked", "dead")
 
 _COLUMNS = {
-    "overview": ("severity", "late", "what", "cause", "evidence", "do"),
+    "overview": ("state", "late", "what", "due", "run", "block", "dead", "cause", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
     "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
@@ -69,8 +75,11 @@ class Top(App[None]):
     TabbedContent, TabPane, DataTable { height: 1fr; }
     TabPane { padding: 0; }
     #said, #remedy { height: auto; max-height: 6; padding: 0 1; }
-    #remedy { display: none; }
-    #remedy.shown { display: block; }
+    #verdict { height: auto; max-height: 2; padding: 0 1; text-style: bold; }
+    #verdict.late { color: $warning; }
+    #verdict.critical { color: $error; }
+    #remedy, #verdict { display: none; }
+    #remedy.shown, #verdict.shown { display: block; }
     #filter { display: none; }
     #filter.shown { display: block; }
     Ask { align: center middle; }
@@ -98,12 +107,14 @@ class Top(App[None]):
         self._line = line
         self._order = ORDERS[0]
         self._connections: dict[str, psycopg.Connection[Any]] = {}
+        self._answers: dict[tuple[str, str], tuple[float, Any]] = {}
         # As read: a cell may be cut. With the name of the database.
         self._shown: dict[str, list[tuple[str, Row]]] = {}
 
     def compose(self) -> ComposeResult:
         yield Header()
         yield Static(id="numbers")
+        yield Static(id="verdict")
         with TabbedContent(id="tabs"):
             for name in _COLUMNS:
                 with TabPane(name.capitalize(), id=name):
@@ -152,12 +163,15 @@ class Top(App[None]):
         remedy = self._static("remedy")
         remedy.set_class(tab == "overview" and bool(row), "shown")
         if tab == "overview" and row:
-            remedy.update(Text("\n".join(map(printable, (f"{row[2]}: {row[4]}", f"do: {row[5]}")))))
+            *_, cause, evidence, do = row
+            lines = (f"{row[2]}: {evidence or cause}", f"do: {do}" if do else "")
+            remedy.update(Text("\n".join(printable(each) for each in lines if each)))
 
     @on(TabbedContent.TabActivated)
     def hide_remedy(self) -> None:
-        """Leave the remedy to the first tab."""
+        """Leave the remedy and the verdict to the first tab."""
         self.show_remedy()
+        self._static("verdict").set_class(self._tab() == "overview", "shown")
 
     def action_filter(self) -> None:
         """Type a filter."""
@@ -228,18 +242,30 @@ class Top(App[None]):
     def _read(self, tab: str, line: str, order: str) -> None:
         stats: list[dict[str, Any]] = []
         rows: list[tuple[str, Row]] = []
+        reached = verdict.Verdict("ok")
         trouble: list[str] = []
         for name in self._dsns:
             ask = partial(self._perform, name)
             try:
                 stats.append(ask(observe.stats()))
-                rows += [(name, row) for row in _rows(tab, line, order, stats[-1], ask)]
+                if tab == "overview":
+                    late = self._shared(name, 10.0, observe.why_late)
+                    findings = self._shared(name, 60.0, observe.doctor)
+                    queues = [each for each in stats[-1]["queues"] if not each["queue"].startswith("@")]
+                    rows += [(name, row) for row in _overview(queues, late, findings)]
+                    found = verdict.reach(late, findings, queues, len(stats[-1]["workers"]))
+                    # The worst of several databases.
+                    reached = max(reached, found, key=lambda each: (_LEVELS.index(each.level), each.lag))
+                else:
+                    rows += [(name, row) for row in _rows(tab, line, order, stats[-1], ask)]
             except (psycopg.Error, PgQueueError) as error:
                 self._connections.pop(name, None)
                 trouble.append(f"{name} cannot be read: {one_line(error)}")
                 if len(self._dsns) == 1:
                     self._tell(self._say, f"the database cannot be read: {one_line(error)}")
         if stats:
+            if tab == "overview":
+                self._tell(self._show_verdict, reached)
             self._tell(self._show, tab, stats, rows, trouble)
         elif len(self._dsns) > 1:
             self._tell(self._say, "; ".join(trouble))
@@ -251,6 +277,7 @@ class Top(App[None]):
                 said = say(perform(connection, call))
         except (psycopg.Error, PgQueueError) as error:
             said = one_line(error)
+        self._answers.clear()
         self._tell(self._say, said)
         self._tell(self.refresh_now)
 
@@ -266,10 +293,26 @@ class Top(App[None]):
             connection.execute("set statement_timeout = '5s'")
         return perform(connection, call)
 
+    def _shared(self, database: str, seconds: float, call: Callable[[], Call[T]]) -> T:
+        """Read what costs more less often, as the pages do."""
+        found = self._answers.get((database, call.__name__))
+        if found is None or time.monotonic() >= found[0] + seconds:
+            found = self._answers[database, call.__name__] = (time.monotonic(), self._perform(database, call()))
+        answer: T = found[1]
+        return answer
+
     def _connect(self, database: str) -> psycopg.Connection[Any]:
         # The others are not to wait long for one that does not answer.
         wait: dict[str, Any] = {"connect_timeout": 5} if len(self._dsns) > 1 else {}
         return psycopg.connect(self._dsns[database], autocommit=True, fallback_application_name="pgqueue top", **wait)
+
+    def _show_verdict(self, reached: verdict.Verdict) -> None:
+        late = f"{reached.queue} is {_seconds(reached.lag)} late: " if reached.queue else ""
+        if self._tab() != "overview":
+            return
+        shown = self._static("verdict")
+        shown.update(Text(printable(f"{late}{reached.words}." if reached.words else "Everything is on time.")))
+        shown.set_classes(f"shown {reached.level}")
 
     def _show(self, tab: str, stats: list[dict[str, Any]], rows: list[tuple[str, Row]], trouble: list[str]) -> None:
         totals = [each["total"] for each in stats]
@@ -373,15 +416,50 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 started = f"{each['started']} of {each['rate']} per {each['per']}" if each["rate"] else None
                 fullest = each["used_by"] or each["started_by"]
                 yield (each["kind"], each["target"], executing, started, fullest, each["parked"])
-        case _:
-            late = ask(observe.why_late())
-            for each in late:
-                lasting = f"{round(max(each['lag'], each['stuck_for']))} s"
-                yield (each["severity"], lasting, each["queue_name"], each["cause"], each["evidence"], each["remedy"])
-            said = {each["evidence"] for each in late}
-            for each in ask(observe.doctor()):
-                if each["evidence"] not in said:
-                    yield (each["severity"], "", each["subject"], each["topic"], each["evidence"], each["remedy"])
+
+
+def _overview(
+    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]
+) -> Iterable[Row]:
+    """Yield the rows of the first screen: late queues with their counts and cause, findings, and the other queues."""
+    shown, quiet = verdict.in_order(queues, late, {})
+    causes = {each["queue_name"]: each for each in late}
+    said = {each["evidence"] for each in late}
+    on_time = []
+    for queue in [*shown, *quiet]:
+        why = causes.get(queue["queue"])
+        numbers = [observe.counted(queue, name) for name in ("due", "executing", "blocked", "dead")]
+        age = _seconds(max(queue["lag"], queue["stuck_for"]))
+        if why is not None:
+            yield (
+                why["severity"],
+                age,
+                queue["queue"],
+                *numbers,
+                verdict.cause_of(why),
+                why["evidence"],
+                why["remedy"],
+            )
+        else:
+            level = verdict.level(queue)
+            on_time.append((level, age, queue["queue"], *numbers, "on time" if level == "ok" else level, "", ""))
+    # Late ones that no sample has yet.
+    for each in late:
+        if each["queue_name"] not in {known["queue"] for known in queues}:
+            age, cause = _seconds(max(each["lag"], each["stuck_for"])), verdict.cause_of(each)
+            yield (each["severity"], age, each["queue_name"], "", "", "", "", cause, each["evidence"], each["remedy"])
+    for finding in findings:
+        if finding["evidence"] not in said:
+            topic, evidence, remedy = finding["topic"].replace("_", " "), finding["evidence"], finding["remedy"]
+            yield (finding["severity"], "", finding["subject"], "", "", "", "", topic, evidence, remedy)
+    yield from on_time
+
+
+def _seconds(value: float) -> str:
+    for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if value < limit:
+            return f"{value / divisor:.0f} {unit}"
+    return f"{value / 86_400:.0f} d"
 
 
 def _asked(done: bool, what: str) -> str:

@@ -1,10 +1,11 @@
-"""Actions on jobs, queues, groups, limits and tasks: each checks the user's right, asks first if it cannot be undone,
+"""Actions on jobs, queues, groups and limits: each checks the user's right, asks first if it cannot be undone,
 and is recorded in the audit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -17,8 +18,14 @@ from pgqueue.search import order_for
 from pgqueue.web.context import Context
 
 # The right that each action needs.
-RIGHTS = {"stack": "act", "run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
-LABELS = {"run": "Run now", "retry": "Retry", "cancel": "Cancel", "kill": "Send to the dead", "delete": "Delete"}
+RIGHTS = {
+    "stack": "act", "run": "act", "retry": "act", "cancel": "act", "update": "act",
+    "kill": "delete", "delete": "delete",
+}  # fmt: skip
+LABELS = {
+    "run": "Run now", "retry": "Retry", "cancel": "Cancel", "update": "Change", "kill": "Send to the dead",
+    "delete": "Delete",
+}  # fmt: skip
 
 # Jobs that one request changes, that a preview counts, and that may be changed without typing their number.
 CHUNK = 500
@@ -37,12 +44,14 @@ async def act(context: Context) -> Response:
     context.require(RIGHTS[action])
     if action == "stack":
         return await _ask_for_stack(context, _number(form, "id"))
+    changes = _changes(context, form) if action == "update" else {}
     if one(form, "scope") == "all":
-        return await _act_on_all(context, form, action)
+        return await _act_on_all(context, form, action, changes)
     ids = [int(each) for each in form.get("id", []) if each.isascii() and each.isdigit() and len(each) <= 18]
     if not ids:
         raise InvalidArgument("no job is selected", hint="select rows, or all that match")
-    if "confirm" not in form and (len(ids) > 1 or action in ("kill", "delete")):
+    needs_asking = len(ids) > 1 or action in ("kill", "delete")
+    if ("confirm" not in form and needs_asking) or (action == "update" and not changes):
         [rows] = await context.database.read(observe.jobs(ids[:5]))
         return context.page(
             "confirm.html",
@@ -54,12 +63,16 @@ async def act(context: Context) -> Response:
             jobs=rows,
             count=len(ids),
             is_more=False,
+            changes=_given(form),
         )
-    done = await context.database.act(context.user, operate.bulk(action, {"job_ids": ids}, 10_000))
+    if action == "update" and len(ids) == 1:
+        is_changed = await change(context, operate.update_job(ids[0], changes))
+        return context.go(f"jobs/{ids[0]}", said="it is changed" if is_changed else "there is no such job")
+    changed = await context.database.act(context.user, _call(action, ids, changes))
     context.database.forget()
-    said = _said(action, done.changed, len(ids))
+    said = _said(action, changed, len(ids))
     if len(ids) == 1:
-        return context.go("jobs" if action == "delete" and done.changed else f"jobs/{ids[0]}", said=said)
+        return context.go("jobs" if action == "delete" and changed else f"jobs/{ids[0]}", said=said)
     return context.go("jobs", q=one(form, "q"), said=said)
 
 
@@ -69,15 +82,15 @@ async def _ask_for_stack(context: Context, job_id: int) -> Response:
     return context.go(f"jobs/{job_id}", said=said)
 
 
-async def _act_on_all(context: Context, form: Form, action: str) -> Response:
+async def _act_on_all(context: Context, form: Form, action: str, changes: Mapping[str, object]) -> Response:
     line = one(form, "q")
     wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
             "there is no filter: this would match every job", hint="give at least queue:, task: or state:"
         )
-    if "confirm" not in form:
-        return await _ask_for_all(context, action, line)
+    if "confirm" not in form or (action == "update" and not changes):
+        return await _ask_for_all(context, action, line, _given(form))
     expected, cap = _number(form, "count"), min(_number(form, "cap") or COUNTED, 1_000_000)
     if (expected > FREELY or "more" in form) and one(form, "typed").replace(",", "") != str(expected):
         raise InvalidArgument(f"the number typed is not {expected}", hint="go back and type it")
@@ -90,9 +103,8 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     at_once = min(CHUNK, max(cap - looked, 1))
     [found] = await context.database.read(observe.search(order_for(action), wanted, after, at_once))
     if found.ids:
-        acting = context.database.act(context.user, operate.bulk(action, {"job_ids": found.ids}, 10_000))
-        chunk = await context.unless_gone(acting)
-        done, looked = done + chunk.changed, looked + len(found.ids)
+        acting = context.database.act(context.user, _call(action, found.ids, changes))
+        done, looked = done + await context.unless_gone(acting), looked + len(found.ids)
     context.database.forget()
     if found.next is None or looked >= cap:
         return context.go("jobs", q=line, said=_said(action, done, looked))
@@ -102,7 +114,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
         fields={
             "action": action, "scope": "all", "q": line, "confirm": "yes", "count": expected, "cap": cap,
             "typed": one(form, "typed"), "done": done, "looked": looked, "upto": one(form, "upto"), "after": found.next,
-            **more,
+            **more, **_given(form),
         },
         done=done,
         looked=looked,
@@ -111,7 +123,50 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     )  # fmt: skip
 
 
-async def _ask_for_all(context: Context, action: str, line: str) -> Response:
+def _call(action: str, ids: list[int], changes: Mapping[str, object]) -> Call[int]:
+    """Return the statement that acts on these jobs; reads how many it changed."""
+    if action == "update":
+        updating = operate.update_many({"ids": ids}, changes, len(ids))
+        return Call(updating.text, updating.params, lambda rows: updating.read(rows)[0])
+    acting = operate.bulk(action, {"job_ids": ids}, 10_000)
+    return Call(acting.text, acting.params, lambda rows: acting.read(rows).changed)
+
+
+# The fields of a form that changes jobs.
+_FIELDS = ("priority", "queue", "run_at", "limit_key", "no_limit_key", "args")
+
+
+def _given(form: Form) -> dict[str, str]:
+    """Return the fields of a change that are filled in."""
+    return {name: one(form, name) for name in _FIELDS if one(form, name).strip()}
+
+
+def _changes(context: Context, form: Form) -> dict[str, object]:
+    """Return what a form changes of jobs. An empty field leaves what is; so do args that stand as they were shown."""
+    # A browser ends the lines of a text with both characters.
+    given: dict[str, object] = {name: _plain(value) for name, value in _given(form).items()}
+    if "priority" in given:
+        given["priority"] = _number(form, "priority")
+    if given.pop("no_limit_key", None):
+        given["limit_key"] = ""
+    if given.get("args") == _plain(one(form, "shown")):
+        given.pop("args", None)
+    if "args" in given:
+        context.require("args")
+        try:
+            is_object = isinstance(json.loads(str(given["args"])), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise InvalidArgument("args is not a JSON object", hint='write it as {"order_id": 17}')
+    return given
+
+
+def _plain(text: str) -> str:
+    return text.strip().replace("\r\n", "\n")
+
+
+async def _ask_for_all(context: Context, action: str, line: str, changes: Mapping[str, str]) -> Response:
     [found] = await context.database.read(observe.search("newest", context.filter(line), None, COUNTED))
     [rows] = await context.database.read(observe.jobs(found.ids[:5]))
     return context.page(
@@ -127,6 +182,7 @@ async def _ask_for_all(context: Context, action: str, line: str) -> Response:
         upto=max(found.ids, default=found.next),
         must_type=len(found.ids) > FREELY or found.next is not None,
         cap=COUNTED,
+        changes=changes,
     )
 
 
@@ -193,15 +249,6 @@ async def limit(context: Context) -> Response:
     return context.go("limits", said="the limit applies from now on")
 
 
-async def task(context: Context) -> Response:
-    """Reset the options that an operator set for a task."""
-    form = await context.form()
-    context.require("limits")
-    name = one(form, "name")
-    await change(context, operate.reset_task(name, form.get("option", [])))
-    return context.go("task", name=name, said="the declared options apply again")
-
-
 Action = Callable[[Context], Awaitable[Response]]
 
 
@@ -219,8 +266,13 @@ def _said(action: str, changed: int, of: int) -> str:
         "cancel": "cancelled or asked to stop",
         "kill": "dead",
         "delete": "deleted",
+        "update": "changed",
     }
-    left = f"; {of - changed} were in another state, or locked" if changed < of else ""
+    left = (
+        f"; {of - changed} were in another state, or locked{', or attempted' if action == 'update' else ''}"
+        if changed < of
+        else ""
+    )
     return f"{changed} of {of} jobs {verb[action]}{left}"
 
 

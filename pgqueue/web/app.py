@@ -24,7 +24,7 @@ from pgqueue import __version__
 from pgqueue.errors import PgQueueError
 from pgqueue.middleware import Codec
 from pgqueue.redaction import REDACT
-from pgqueue.web import actions, machinery, overview, pages, workflows
+from pgqueue.web import actions, dead, machinery, overview, pages, sharing, tasks, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import PageDatabase, Pool
 from pgqueue.web.guard import Guard
@@ -41,14 +41,16 @@ _PAGES: dict[str, _Handler] = {
     "/jobs/{id}": pages.job,
     "/groups": workflows.all_groups,
     "/group": workflows.group,
-    "/tasks": pages.tasks,
-    "/task": pages.task,
+    "/tasks": tasks.tasks,
+    "/task": tasks.task,
     "/workers": machinery.workers,
     "/worker": machinery.worker,
     "/schedules": machinery.schedules,
     "/schedule": machinery.schedule,
     "/limits": pages.limits,
-    "/dead": pages.dead,
+    "/tenants": sharing.tenants,
+    "/events": sharing.events,
+    "/dead": dead.dead,
     "/audit": pages.audit,
     "/health": pages.health,
     "/metrics": pages.metrics_text,
@@ -61,7 +63,8 @@ _ACTIONS: dict[str, _Handler] = {
     "/worker": machinery.act_on_worker,
     "/schedule": machinery.act_on_schedule,
     "/limit": actions.limit,
-    "/task": actions.task,
+    "/task": tasks.act_on_task,
+    "/event": sharing.act_on_event,
 }
 
 

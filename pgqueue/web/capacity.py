@@ -76,6 +76,23 @@ def cells(worker: str, running: Iterable[Running], usual: Mapping[str, float], n
     return sorted(found, key=lambda cell: (-cell.age, cell.job))
 
 
+def of_task(
+    task: str, running: Iterable[Running], usual: Mapping[str, float], now: float
+) -> list[tuple[Cell, str, str]]:
+    """Return (slot, worker, queue) of what runs of a task, the oldest first."""
+    found = [
+        (
+            Cell(job, task, code_of(task), hue_of(task), age, level_of(age, usual.get(task)), bar(age)),
+            each.worker,
+            each.queue,
+        )
+        for each in running
+        if each.task == task
+        for job, age in zip(each.jobs, (now - since for since in each.since), strict=True)
+    ]
+    return sorted(found, key=lambda row: (-row[0].age, row[0].job))
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a worker runs of a task: how many jobs, the age of the oldest, its level, and the usual time."""

@@ -116,14 +116,18 @@ async def workers(context: Context) -> Response:
     running = await context.part("what executes", shared("executing", 2.0, observe.executing), [])
     usual = await context.part("usual times", shared("usual", 600.0, series.usual), {})
     memory = await context.part("the memory of workers", shared("memory", 30.0, observe.worker_memory), [])
+    stats = await context.database.stats()
     held, now = [Running(*each) for each in running], context.now()
+    limits = {each["worker"]: each["memory_limit"] for each in found}
     return context.page(
         "workers.html",
         slots={each["worker"]: capacity.of_worker(each, held, usual, now) for each in found},
         cells={each["worker"]: capacity.cells(each["worker"], held, usual, now) for each in found},
         runs={each["worker"]: capacity.by_task(each["worker"], held, usual, now) for each in found},
-        memories={worker: render.line(at, values) for worker, at, values in memory if len(at) > 1},
+        memories={worker: render.line(at, values, limits.get(worker)) for worker, at, values in memory if len(at) > 1},
         memory_levels={each["worker"]: capacity.memory_level(each) for each in found},
+        served=_served(found),
+        unserved=_unserved(stats["queues"], found),
         alive=sum(bool(each["is_alive"]) for each in found),
         memory=sum(each["memory"] or 0 for each in found if each["is_alive"]),
         groups=by_supervisor(found[: observe.MOST_LISTED]),
@@ -131,6 +135,20 @@ async def workers(context: Context) -> Response:
         able=able,
         now=now,
     )
+
+
+def _served(workers: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return how many living workers serve each queue that one of them names."""
+    alive = [each for each in workers if each["is_alive"]]
+    names = {name for each in alive for name in each["queues"] or ()}
+    return {name: sum(capacity.serves(each, name) for each in alive) for name in names}
+
+
+def _unserved(queues: Sequence[dict[str, Any]], workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the queues that no living worker serves."""
+    alive = [each for each in workers if each["is_alive"]]
+    names = (each["queue"] for each in queues if not each["queue"].startswith("@"))
+    return [name for name in names if not any(capacity.serves(each, name) for each in alive)]
 
 
 async def worker(context: Context) -> Response:

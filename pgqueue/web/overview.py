@@ -7,17 +7,19 @@ from typing import Any
 
 from starlette.responses import Response
 
+from pgqueue import verdict
 from pgqueue.db import observe
-from pgqueue.web import capacity, render, series, verdict
+from pgqueue.web import capacity, render, series
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
+from pgqueue.web.feed import feed
 
 # Parts that a page can do without.
 DEATHS, FINDINGS, EXECUTING = "what jobs died of", "problems that the doctor finds", "what executes"
-LATENESS, TRENDS = "why jobs are late", "the trends"
+LATENESS, TRENDS, TROUBLES = "why jobs are late", "the trends", "what just failed"
 
-# The most queues that are shown in rows, while the others fold, and the least, where there are as many.
-_MOST, _LEAST = 12, 5
+# Workers that are shown.
+_MOST = 12
 
 # Seconds over which rates of queues are taken.
 LATELY = 60
@@ -39,7 +41,8 @@ async def overview(context: Context) -> Response:
     late = await context.part(LATENESS, shared("why", 10.0, observe.why_late), [])
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
-    needy, quiet = _in_order(queues, late, lately)
+    troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
+    needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
         "overview.html",
         stats=stats,
@@ -52,15 +55,16 @@ async def overview(context: Context) -> Response:
                 "age": verdict.age(each),
                 "why": next((row for row in late if row["queue_name"] == each["queue"]), None),
                 "slots": capacity.of_queue(each["queue"], alive, held, usual, now),
-                "rates": lately.get(each["queue"], {}),
+                "rates": lately.rates.get(each["queue"], {}),
             }
             for each in needy
         ],
-        quiet=[{**each, "rates": lately.get(each["queue"], {})} for each in quiet],
+        quiet=[{**each, "rates": lately.rates.get(each["queue"], {})} for each in quiet],
         sparklines=render.sparklines(trends),
         # A paused queue is late on purpose.
         worst=max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None),
-        rates=lately.get("", {}),
+        rates=lately.rates.get("", {}),
+        feed=feed(troubles, lately.samples),
         dead_today=dead_today,
         groups=groups[:6],
         workers=[
@@ -78,26 +82,6 @@ async def overview(context: Context) -> Response:
 def is_alive(worker: Mapping[str, Any], now: float) -> bool:
     """Tell whether a worker of stats() sent a heartbeat lately."""
     return bool(worker["last_beat_at"]) and now - render.stamp(worker["last_beat_at"]) < 65
-
-
-def _in_order(
-    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], rates: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the queues to show in rows, the ones that need it most first, and those that are quiet."""
-    places = {row["queue_name"]: place for place, row in enumerate(late)}
-
-    def need(each: dict[str, Any]) -> tuple[bool, float, float, int]:
-        is_late = each["queue"] in places or verdict.level(each) != "ok"
-        busy = rates.get(each["queue"], {}).get("out") or 0.0
-        # In the order of the causes that are known; what is paused is late on purpose.
-        place = places.get(each["queue"], len(places)) + (len(places) if each["paused_at"] else 0)
-        return (is_late, -float(place), float(busy), each["length"])
-
-    found = sorted(queues, key=need, reverse=True)
-    shown = max(_LEAST, sum(need(each)[0] for each in found))
-    if len(found) <= shown + 1:
-        shown = len(found)
-    return found[: min(shown, _MOST)], found[min(shown, _MOST) :]
 
 
 def _tasks(worker: str, running: Sequence[Running]) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from pgqueue import __version__, metrics
+from pgqueue import __version__, metrics, verdict
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import capacity, commands, counting, render, series, timeline, traces, verdict, workflows
+from pgqueue.web import capacity, commands, counting, facets, render, series, timeline, traces, workflows
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
@@ -27,14 +27,16 @@ log = logging.getLogger("pgqueue.web")
 # Jobs on a page.
 PAGE = 50
 
-# Seconds over which the rate of a task is taken, and what counts in it.
-_LATELY = 600
-_ENDS = ("succeeded", "failed", "dead", "cancelled")
+# Characters of args that a form shows.
+_EDITED = 20_000
 
 # Where they could not be read.
 NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
 
 _LIVE = {"waiting", "executing", "failed", "blocked"}
+
+# Parts that the page of a queue can do without.
+FILLING, WAITS = "what fills it", "how long jobs usually wait"
 
 
 async def queues(context: Context) -> Response:
@@ -66,9 +68,15 @@ async def queue(context: Context) -> Response:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
     groups = await context.part(DEATHS, shared(("dead", name), 60.0, lambda: observe.dead_groups(name)), [])
     late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
-    held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
+    running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
+    held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
+    rows = await context.part(FILLING, shared(("facets", name), 5.0, lambda: observe.queue_facets(name)), [])
+    waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
+    filling = facets.of_queue(name, rows)
+    working = facets.of_workers(name, held)
+    bars = facets.histogram(filling.waits, waits)
     [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     return context.page(
@@ -79,8 +87,12 @@ async def queue(context: Context) -> Response:
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(late, (), [numbers]),
-        rates=lately.get(name, {}),
-        slots=capacity.of_queue(name, alive, [Running(*each) for each in held], usual, now),
+        rates=lately.rates.get(name, {}),
+        slots=capacity.of_queue(name, alive, held, usual, now),
+        filling=filling,
+        facets=[*filling.facets, *([working] if working else [])],
+        bars=bars,
+        bars_in_words=facets.in_words(bars),
         running=[
             (each, age, capacity.level_of(age, usual.get(each["task"])), usual.get(each["task"]), capacity.bar)
             for each in running
@@ -90,6 +102,7 @@ async def queue(context: Context) -> Response:
         groups=groups[:10],
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
+        pauses=_pauses(name, filling, stats["pauses"]),
         ranges=series.RANGES,
         now=now,
     )
@@ -137,6 +150,7 @@ async def job(context: Context) -> Response:
     reading = context.database.read(*([observe.job_log(job_id)] if context.may("args") else []))
     logged = await context.part("its log lines", reading, [])
     lived = timeline.life(columns, tries, now)
+    changeable, shown_args = _changeable(context, found)
     named = [each.error for each in tries]
     return context.page(
         "job.html",
@@ -165,48 +179,11 @@ async def job(context: Context) -> Response:
         relatives=await context.part(
             "what it waits for and what waits for it", workflows.relatives(context, columns), NO_RELATIVES
         ),
-        actions=actions_for([columns["state"]]),
+        # Its form stands on the page.
+        actions=[each for each in actions_for([columns["state"]]) if each[0] != "update"],
+        changeable=changeable,
+        shown_args=shown_args,
         now=now,
-    )
-
-
-async def tasks(context: Context) -> Response:
-    """Tasks: their declared and set options, and how they perform."""
-    found = await context.database.shared("tasks", 5.0, observe.tasks)
-    shown, more = found[: observe.MOST_LISTED], found[observe.MOST_LISTED :]
-    times = await _times(context)
-    if not more:
-        undeclared = sorted(times.keys() - {each["name"] for each in found})
-        shown = [*shown, *({"name": name, "effective": {"queue": None}} for name in undeclared)]
-    return context.page("tasks.html", tasks=shown, more=more, times=times, now=context.now())
-
-
-async def task(context: Context) -> Response:
-    """One task: declared and set options side by side. Jobs may be of a task that no worker has declared."""
-    name = context.query("name")
-    [known] = await context.database.read(observe.task(name))
-    times = await _times(context)
-    if known is None and name not in times:
-        [jobs] = await context.database.read(observe.search("newest", {"tasks": [exactly(name or "?")]}, None, 1))
-        # A search that was cut may not have come to one.
-        if not jobs.ids and jobs.next is None:
-            raise HTTPException(
-                404, f"there is no task {render.short(name)}: no worker has declared it, no job is of it"
-            )
-    effective = known["effective"] if known else {}
-    options = [
-        (key, known.get(f"declared_{key}"), known.get(key), value)
-        for key, value in effective.items()
-        if known and key != "name"
-    ]
-    return context.page(
-        "task.html",
-        name=name,
-        docs=effective.get("docs"),
-        owner=effective.get("owner"),
-        options=options,
-        times=times.get(name),
-        now=context.now(),
     )
 
 
@@ -214,23 +191,6 @@ async def limits(context: Context) -> Response:
     """Limits, with the jobs that they count and that wait for them."""
     stats = await context.database.stats()
     return context.page("limits.html", limits=stats["limits"], pauses=stats["pauses"], now=context.now())
-
-
-async def dead(context: Context) -> Response:
-    """The dead jobs, by their last error."""
-    name, now, shared = context.query("queue") or None, context.now(), context.database.shared
-    groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
-    stats = await context.database.stats()
-    return context.page(
-        "dead.html",
-        groups=groups,
-        queue=name,
-        dead_today=await shared("dead today", 60.0, observe.dead_today),
-        kept=sum(each["dead"] for each in stats["queues"] if name is None or each["queue"] == name),
-        new=sum(render.is_within(each["first_at"], 86_400, now) for each in groups),
-        growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
-        now=now,
-    )
 
 
 async def audit(context: Context) -> Response:
@@ -270,11 +230,16 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def points(context: Context) -> Response:
-    """The points of plots: times, what came, started and ended per second, how long jobs waited, what is due."""
-    name, span = context.query("queue"), series.RANGES.get(context.query("range"), 900)
-    rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
+    """The points of plots of a queue or a task: times, what came, started and ended, how long jobs waited."""
+    name, task = context.query("queue"), context.query("task")
+    span, shared = series.RANGES.get(context.query("range"), 900), context.database.shared
+    if task:
+        # A task may be in any queue: the samples of all are read.
+        rows = await shared(("series of task", task, span), max(span / 60, 5.0), lambda: series.of_task(task, span))
+    else:
+        rows = await shared(("series", name, span), 2.0, lambda: observe.series(name, span))
     now = round(context.now())
-    return JSONResponse({"from": now - span, "to": now, **series.points(rows)})
+    return JSONResponse({"from": now - span, "to": now, **series.points(rows, runs=bool(task))})
 
 
 def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -283,10 +248,30 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
         ("run", "Run now", {"waiting", "failed"}),
         ("retry", "Retry", {"dead", "cancelled"}),
         ("cancel", "Cancel", _LIVE),
+        ("update", "Change", {"waiting", "failed", "blocked"}),
         ("kill", "Send to the dead", {"waiting", "failed", "blocked"}),
         ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
     ]
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+def _pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is paused or throttled of a queue, and of the tasks and tenants that fill it."""
+    stopped = {(value.pauses, value.text) for facet in filling.facets for value in facet.values if value.pauses}
+    return [each for each in pauses if (each["kind"], each["target"]) in stopped | {("queue", queue)}]
+
+
+def _changeable(context: Context, found: Any) -> tuple[set[str], str | None]:
+    """Return what a form may change of a job, args or the rest, and the args; None: these cannot be shown whole."""
+    state = found["state"]
+    if found["task"] == "@group" or state in ("executing", "succeeded", "cancelled") or not context.may("act"):
+        return set(), None
+    stored = found.texts["args"]
+    plain = render.document(stored, ())
+    is_whole = context.settings.codec is None and plain == render.document(stored, context.settings.redact)
+    args = plain if context.may("args") and is_whole and len(plain) <= _EDITED else None
+    allowed = {"args"} if args is not None else set()
+    return allowed | ({"rest"} if state != "dead" and not found["attempts"] else set()), args
 
 
 def _in_trouble_first(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -296,18 +281,6 @@ def _in_trouble_first(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
     return (float(numbers["lag"]), numbers["failed"] + numbers["dead"], numbers["length"])
-
-
-async def _times(context: Context) -> dict[str, dict[str, Any]]:
-    """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
-    rows = await context.database.shared(("ended", 3600), 60.0, lambda: observe.ended_by_task(3600))
-    lately = context.now() - _LATELY
-    recent = render.by_task((task, ended) for task, ended, at in rows if at > lately)
-    times = render.by_task((task, ended) for task, ended, _ in rows)
-    for task, entry in times.items():
-        ended = sum(recent.get(task, {}).get(name, 0) for name in _ENDS)
-        entry["rate"] = ended / _LATELY
-    return times
 
 
 def _all_of(line: str, wanted: Filter, order: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlencode
 
@@ -64,6 +65,7 @@ def environment() -> Environment:
         instant=instant,
         is_within=is_within,
         masked=masked,
+        group_key=group_key,
         like=like,
     )
     found.globals.update(version=__version__, spark=SPARK)
@@ -162,15 +164,26 @@ def _in_utc(found: datetime) -> str:
     return found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def group_key(group: Mapping[str, Any]) -> str:
+    """Return a short name of a group of the dead, for addresses."""
+    text = "\x1f".join(str(group[name] or "") for name in ("task", "class", "fingerprint"))
+    return blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
+
+
 def like(group: Mapping[str, Any]) -> str:
     """Return the filter of the dead jobs of a group."""
     words = [("task", group["task"]), ("class", group["class"]), ("fingerprint", group["fingerprint"])]
     return " ".join(["state:dead", *(f"{name}:{quoted(value)}" for name, value in words if value)])
 
 
+def masks_of(fingerprint: str) -> list[str]:
+    """Split the line of a group of the dead into texts and, between them, the names of what is masked."""
+    return re.split(r"<(n|id|host|url|text)>", fingerprint)
+
+
 def masked(fingerprint: str) -> Markup:
     """Write the line of a group of the dead with a mark in the place of what is masked."""
-    parts = re.split(r"<(n|id|url|text)>", short(fingerprint, 200))
+    parts = masks_of(short(fingerprint, 200))
     found = Markup()
     for number, part in enumerate(parts):
         found += Markup('<span class="mask">‹{}›</span>').format(part) if number % 2 else part
@@ -179,7 +192,7 @@ def masked(fingerprint: str) -> Markup:
 
 def fits(fingerprint: str, line: str) -> bool:
     """Tell whether a line of an error is one of those that a group of the dead masks so."""
-    between = (re.escape(part) for part in re.split(r"<(?:n|id|url|text)>", fingerprint))
+    between = (re.escape(part) for part in masks_of(fingerprint)[::2])
     return re.match(".+?".join(between), line) is not None
 
 
@@ -312,18 +325,25 @@ def sparklines(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
     return {queue: _sparkline([(at, found.get(at, 0)) for at in times]) for queue, found in samples.items() if times}
 
 
-def line(at: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
-    """Return the points of a plot of 120 by 62: of what was measured within an hour, from zero on."""
+def line(at: Sequence[float], values: Sequence[float], limit: float | None = None) -> dict[str, Any]:
+    """Return the points of a plot of 120 by 62: of what was measured within an hour, from zero on, and of its limit."""
     until, highest = at[-1], max(values)
+    top = max(highest, limit or 0) or 1
     points = [
-        (
-            round(120 * (1 - min(until - each, SPARK_SECONDS) / SPARK_SECONDS), 1),
-            round(62 - 55 * value / (highest or 1), 1),
-        )
+        (round(120 * (1 - min(until - each, SPARK_SECONDS) / SPARK_SECONDS), 1), round(62 - 55 * value / top, 1))
         for each, value in zip(at, values, strict=True)
     ]
     found = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return {"line": found, "area": f"{points[0][0]:g},62 {found} {points[-1][0]:g},62", "highest": highest}
+    return {
+        "line": found,
+        "area": f"{points[0][0]:g},62 {found} {points[-1][0]:g},62",
+        "highest": highest,
+        "last": values[-1],
+        "limit": limit,
+        "limit_at": None if not limit else round(14 + 62 - 55 * limit / top, 1),
+        "from": at[-1] - SPARK_SECONDS,
+        "until": until,
+    }
 
 
 def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pgqueue.db import observe
-from pgqueue.db.call import Call
+from pgqueue.db.call import Call, Row
 from pgqueue.worker.tell.counts import BOUNDS
 
 # Times that plots show, in seconds, with their names.
@@ -41,13 +42,48 @@ def _usual(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
     return {task: value for task, value in found.items() if value is not None}
 
 
-def lately(seconds: int) -> Call[dict[str, dict[str, float | None]]]:
-    """Read of each queue, "" for all: jobs per second that came `in`, and by outcome those that ended.
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """The samples of a short time, and of each queue, "" for all: jobs per second that came `in`, and ended by outcome.
 
     `out`: those that started; None where workers of 0.1.0 reported, which do not count starts.
     """
+
+    samples: Sequence[Sequence[Any]]
+    rates: Mapping[str, Mapping[str, float | None]]
+
+
+def lately(seconds: int) -> Call[Lately]:
+    """Read the samples of a short time."""
     call = observe.lately(seconds)
-    return Call(call.text, call.params, lambda rows: _rates(call.read(rows)))
+
+    def read(rows: list[Row]) -> Lately:
+        samples = call.read(rows)
+        return Lately(samples, _rates(samples))
+
+    return Call(call.text, call.params, read)
+
+
+def of_task(task: str, seconds: int) -> Call[list[Row]]:
+    """Read the samples of a task over a time until now, as rows of `series`: only what ended is known."""
+    call = observe.series_of_task(task, seconds)
+    return Call(call.text, call.params, lambda rows: _by_time(call.read(rows)))
+
+
+def _by_time(rows: Sequence[Sequence[Any]]) -> list[Row]:
+    found: dict[tuple[float, int], dict[str, Any]] = {}
+    for at, span, ended in rows:
+        entries = found.setdefault((at, span), {})
+        if ended is not None:
+            # It may be of several queues.
+            entries[str(len(entries))] = ended
+    return [(at, span, 0, 0, 0, 0, 0.0, entries, 0, False) for (at, span), entries in found.items()]
+
+
+def usual_waits(queue: str) -> Call[list[float]]:
+    """Read the buckets of the times that jobs of a queue waited within a day."""
+    call = observe.waits_of_a_day(queue)
+    return Call(call.text, call.params, lambda rows: _summed(buckets for (buckets,) in call.read(rows)))
 
 
 def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, dict[str, float | None]]:
@@ -97,16 +133,19 @@ def percentile(buckets: Sequence[float], part: float) -> float | None:
     return None
 
 
-def waits(ended: Mapping[str, Mapping[str, Any]] | None) -> list[float]:
-    """Sum over tasks the buckets of the times that jobs waited from being due to their start."""
+def buckets_of(name: str, ended: Mapping[str, Mapping[str, Any]] | None) -> list[float]:
+    """Sum over tasks the buckets of times: `wait`, from being due to the start, or `run`."""
+    return _summed(entry[name]["buckets"] for entry in (ended or {}).values() if name in entry)
+
+
+def _summed(several: Iterable[Sequence[float]]) -> list[float]:
     found = [0.0] * (len(BOUNDS) + 1)
-    for entry in (ended or {}).values():
-        if "wait" in entry:
-            found = _added(found, entry["wait"]["buckets"])
+    for each in several:
+        found = _added(found, each)
     return found
 
 
-def points(rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+def points(rows: Sequence[Sequence[Any]], *, runs: bool = False) -> dict[str, list[Any]]:
     """Return the lines of plots by name, one value for each sample; null where it is not known."""
     lines: dict[str, list[Any]] = {"t": [row[0] for row in rows], "enqueued": []}
     every = [counts(row[7]) for row in rows]
@@ -120,9 +159,10 @@ def points(rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     for before, row, found in zip([None, *rows], rows, every, strict=False):
         came = enqueued(before, row, found)
         lines["enqueued"].append(None if came is None else round(came, 3))
-    buckets = [waits(row[7]) for row in rows]
-    for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        lines[name] = [_rounded(percentile(each, part)) for each in buckets]
+    for kind, prefix in (("wait", ""), ("run", "run "))[: 1 + runs]:
+        buckets = [buckets_of(kind, row[7]) for row in rows]
+        for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+            lines[prefix + name] = [_rounded(percentile(each, part)) for each in buckets]
     # A plot by the logarithm has no zero.
     lines["oldest"] = [_rounded(row[6]) or None for row in rows]
     return {**lines, "due": [row[2] for row in rows], "executing": [row[3] for row in rows]}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.verdict import LATE
 from pgqueue.web.render import seconds, short, stamp
-from pgqueue.web.verdict import LATE
 
 # Errors that a job keeps.
 _KEPT = 10

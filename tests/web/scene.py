@@ -30,7 +30,7 @@ HELD = 40
 
 ERRORS = [
     ("mail", "send_email", "SMTPServerDisconnected", "Connection unexpectedly closed", 9),
-    ("webhooks", "deliver_webhook", "TimeoutError", "no answer from hooks.example.com within 10 s", 14),
+    ("webhooks", "deliver_webhook", "TimeoutError", "no answer from hooks.{}.example.com within 10 s", 14),
     ("webhooks", "deliver_webhook", "HTTPStatusError", "410 Gone for https://shop.example.com/hooks/17", 4),
     ("billing", "charge_card", "CardDeclined", "insufficient_funds", 5),
     ("reports", "render_report", "MemoryError", "", 1),
@@ -57,6 +57,7 @@ def play(conn: psycopg.Connection) -> None:
         call(conn, "beat", worker, None, (84 + 3 * len(worker)) << 20)
     _reserve(conn)
     _operate(conn)
+    _retry(conn)
     call(conn, "maintain")
     conn.execute("delete from pgqueue.samples")
     with conn.cursor() as cursor:
@@ -73,9 +74,23 @@ def live_on(conn: psycopg.Connection) -> None:
     for number, (queue, task, rate, failing, run) in enumerate(WORK):
         ended = {"started": round(3.1 * rate), "succeeded": round(3 * rate), "failed": round(3 * rate * failing)}
         times = {"run": _times(3 * rate, run), "wait": _times(3 * rate, 0.02)}
-        report = {"jobs": [{"queue": queue, "task": task, **ended, **times}]}
+        report: dict[str, Any] = {"jobs": [{"queue": queue, "task": task, **ended, **times}]}
+        report["troubles"] = [each for each in _troubles() if each["queue"] == queue]
         call(conn, "beat", WORKERS[number % len(WORKERS)], Jsonb(report), 97 << 20)
     maintain(conn)
+
+
+def _troubles() -> Iterator[dict[str, Any]]:
+    """Yield what failed within three seconds, now and then."""
+    chance = random.Random()
+    for number, (queue, task, kind, message, _) in enumerate(ERRORS):
+        if chance.random() < 0.3:
+            state = "dead" if number == 1 else "failed"
+            text = message.format(chance.choice(["acme", "lumen"]))
+            yield {
+                "ago": round(chance.random() * 3, 1), "job_id": 60 + number, "queue": queue, "task": task,
+                "attempt": 12 if state == "dead" else 2, "state": state, "class": kind, "line": text,
+            }  # fmt: skip
 
 
 def _declare(conn: psycopg.Connection) -> None:
@@ -103,12 +118,16 @@ def _declare(conn: psycopg.Connection) -> None:
 
 def _hold(conn: psycopg.Connection, clock: Clock) -> None:
     clock.advance(f"{50 - HELD} min")
-    for task in ("review_case", "capture_payment"):
+    for task in ("review_case", "capture_payment", "refund"):
         call(conn, "declare_task", task, queue="payments")
     enqueue_many(conn, 12, "review_case", queue="payments")
     held = reserve(conn, 12, "pay-1", queues=["payments"], lease="1 day")
     column(conn, "started", [row.id for row in held], [row.reservation for row in held])
-    enqueue_many(conn, 160, "capture_payment", queue="payments")
+    for tenant, jobs in (("lumen", 80), ("acme", 44), ("northwind", 20)):
+        enqueue_many(conn, jobs, "capture_payment", queue="payments", limit_key=f"tenant:{tenant}", tags=["eu"])
+    conn.execute("set application_name = 'backfill.py'")
+    enqueue_many(conn, 16, "refund", queue="payments")
+    conn.execute("reset application_name")
 
 
 def _work_and_fail(conn: psycopg.Connection, clock: Clock) -> None:
@@ -116,7 +135,8 @@ def _work_and_fail(conn: psycopg.Connection, clock: Clock) -> None:
         clock.advance("4 min")
         ids = enqueue_many(conn, count, task, queue=queue)
         for row in reserve(conn, count, "web-2:1", queues=[queue]):
-            error = {"class": kind, "message": message, "traceback": f"{TRACEBACK}\n{kind}: {message}"}
+            text = message.format("acme" if row.id % 4 == 0 else "lumen")
+            error = {"class": kind, "message": text, "traceback": f"{TRACEBACK}\n{kind}: {text}"}
             call(conn, "fail", row.id, row.reservation, Jsonb(error), retry=row.id == ids[0])
     for queue, task, *_ in WORK:
         enqueue_many(conn, 26, task, queue=queue, tags=["eu"])
@@ -165,6 +185,20 @@ def _operate(conn: psycopg.Connection) -> None:
             )
             call(conn, str(function), *arguments)
     call(conn, "worker_command", "web-2:1", "quiet")
+
+
+def _retry(conn: psycopg.Connection) -> None:
+    with conn.transaction():
+        conn.execute("select set_config('pgqueue.actor', 'mara', true)")
+        call(conn, "retry_many", queue="mail", task="send_email")
+    [ids] = conn.execute("select job_ids from pgqueue.retries").fetchone() or [[]]
+    for row in reserve(conn, 40, "web-1:2", queues=["mail"], lease="10 min"):
+        if row.id in ids[:5]:
+            call(conn, "complete", row.id, row.reservation)
+        elif row.id not in ids[:7]:
+            column(conn, "release", [row.id], [row.reservation])
+    for name, payload in (("paid:48213", {"total": "119.90"}), ("shipped:48101", {"parcel": "DE-17"})):
+        call(conn, "emit_event", name, Jsonb(payload))
 
 
 def _samples(now: datetime) -> Iterator[tuple[Any, ...]]:

@@ -24,7 +24,17 @@ __all__ = ["browser", "page", "said"]
 pytestmark = in_browser
 
 PAGES = ["/", "/queues", "/queue?name=mail", "/jobs", "/dead", "/tasks", "/task?name=send_email", "/workers"]
-PAGES += ["/groups", "/worker?name=w1", "/schedules", "/schedule?name=nightly", "/limits", "/audit", "/health"]
+PAGES += [
+    "/groups",
+    "/worker?name=w1",
+    "/schedules",
+    "/schedule?name=nightly",
+    "/limits",
+    "/tenants",
+    "/events",
+    "/audit",
+]
+PAGES += ["/health"]
 
 AXE = "axe-core@4.14.1"
 

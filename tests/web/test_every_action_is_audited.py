@@ -107,6 +107,7 @@ BY_FORM = {
     "configure_queue": "queue do=configure name=mail weight=3",
     "configure_schedule": "schedule do=set name=nightly timezone=Europe/Berlin",
     "configure_task": "task name=set option=max_attempts",
+    "delete_events": "event name=event",
     "delete_many": "act action=delete id={waiting}",
     "drop_limit": "limit do=drop kind=queue target=mail",
     "kill_many": "act action=kill id={waiting}",
@@ -126,17 +127,16 @@ BY_FORM = {
     "set_limit": "limit do=set kind=task target=t max_executing=3",
     "stop_worker": "worker do=stop name=w",
     "unschedule": "schedule do=remove name=nightly",
+    "update_job": "act action=update id={waiting} priority=3",
+    "update_many": "act action=update scope=all q=id:{waiting} count=1 priority=3",
 }
 NO_FORM = {
-    "delete_events",
     "release_from_parents",
     "set_retry_function",
     "grant_access",
     "revoke_access",
     "delete",
     "retry",
-    "update_job",
-    "update_many",
 }
 
 

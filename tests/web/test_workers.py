@@ -119,8 +119,39 @@ def test_the_memory_of_a_worker_is_drawn_over_an_hour(conn: psycopg.Connection, 
         maintain(conn)
     clock.back_to_real()
     text = ask("GET", "/workers").text
-    assert 'aria-label="Memory in an hour: 400 MiB at most"' in text
+    assert 'aria-label="Memory in an hour: 400 MiB now, 400 MiB at most"' in text
     points = re.findall(r'<polyline class="line" points="([^"]*)"', text)[-1].split()
     heights = [float(each.split(",")[1]) for each in points]
     assert heights == sorted(heights, reverse=True)
     assert len(heights) == 3
+
+
+def test_memory_near_its_limit_is_coloured_and_said(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    clock.advance("-20 min")
+    register(conn, "w", 80, memory_limit=500 << 20)
+    register(conn, "odd", 80, memory_limit="much")
+    for megabytes in (100, 420):
+        clock.advance("10 min")
+        for worker in ("w", "odd"):
+            call(conn, "beat", worker, None, megabytes << 20)
+        maintain(conn)
+    clock.back_to_real()
+    text = ask("GET", "/workers").text
+    assert "memory at 84 % of its limit" in text
+    assert text.count('class="memory late"') == 1
+    assert text.count('class="limit"') == 1
+    assert "420 MiB at most, its limit is 500 MiB" in text
+
+
+def test_queues_without_a_worker_are_counted_and_a_worker_says_where_it_is_the_only_one(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    for queue in ("mail", "orphan"):
+        enqueue(conn, queue=queue)
+    for worker, queues in (("a", ["mail", "shared"]), ("b", ["shared"])):
+        call(conn, "hello", worker, queues, Jsonb({"host": "web-1", "pid": 17}))
+        call(conn, "beat", worker)
+    maintain(conn)
+    text = ask("GET", "/workers").text
+    assert re.search(r"<dt>Queues without a worker</dt><dd[^>]*>1</dd><dd>orphan</dd>", text)
+    assert text.count("as the only one") == 1

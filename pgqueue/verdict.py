@@ -1,4 +1,7 @@
-"""The one sentence on top: who is late, since when, why, and what to do; or that all is well."""
+"""The sentence on top of the pages and of `pgqueue top`, and the order in which queues stand below it.
+
+It says who is late, since when, why, and what to do; or that all is well.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from typing import Any
 
 # Seconds after which a queue is late, and very late.
 LATE, VERY_LATE = 30, 300
+
+# The most queues that stand in rows, while the others fold, and the least, where there are as many.
+_MOST, _LEAST = 12, 5
 
 # What why_late() calls the cause, in a few words; its evidence stands below.
 _CAUSES = {
@@ -26,7 +32,10 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`level`: ok, late or critical. `queue`: the one that is late, "" for another problem, which `words` names."""
+    """`level`: ok, late or critical. `queue`: the one that is late, "" for another problem, which `words` names.
+
+    `cause` and `subject`: as why_late() has them.
+    """
 
     level: str
     queue: str = ""
@@ -35,6 +44,8 @@ class Verdict:
     evidence: str = ""
     remedy: str = ""
     others: Sequence[Mapping[str, Any]] = ()
+    cause: str = ""
+    subject: str = ""
 
 
 def level(numbers: Mapping[str, Any]) -> str:
@@ -67,8 +78,10 @@ def reach(
         first, *others = troubled
         lag = max(first["lag"], first["stuck_for"])
         found = "critical" if first["severity"] == "critical" or first["lag"] >= VERY_LATE else "late"
-        words = _CAUSES.get(first["cause"], first["cause"]).replace("{subject}", str(first["subject"]))
-        return Verdict(found, first["queue_name"], lag, words, first["evidence"], first["remedy"], others)
+        return Verdict(
+            found, first["queue_name"], lag, cause_of(first), first["evidence"], first["remedy"], others,
+            first["cause"], str(first["subject"]),
+        )  # fmt: skip
     critical = next((each for each in findings if each["severity"] == "critical"), None)
     if critical is not None:
         words = f"{critical['topic'].replace('_', ' ')}: {critical['subject']}"
@@ -83,3 +96,30 @@ def reach(
     if worst is None or not worst["lag"]:
         return Verdict("ok")
     return Verdict("ok", worst["queue"], float(worst["lag"]))
+
+
+def in_order(
+    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], busy: Mapping[str, float]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the queues to show in rows, the ones that need it most first, and those that are quiet.
+
+    `busy`: what starts of each in a second.
+    """
+    places = {row["queue_name"]: place for place, row in enumerate(late)}
+
+    def need(each: dict[str, Any]) -> tuple[bool, float, float, int]:
+        is_late = each["queue"] in places or level(each) != "ok"
+        # In the order of the causes that are known; what is paused is late on purpose.
+        place = places.get(each["queue"], len(places)) + (len(places) if each["paused_at"] else 0)
+        return (is_late, -float(place), busy.get(each["queue"], 0.0), each["length"])
+
+    found = sorted(queues, key=need, reverse=True)
+    shown = max(_LEAST, sum(need(each)[0] for each in found))
+    if len(found) <= shown + 1:
+        shown = len(found)
+    return found[: min(shown, _MOST)], found[min(shown, _MOST) :]
+
+
+def cause_of(row: Mapping[str, Any]) -> str:
+    """Return the cause of why_late() in a few words."""
+    return _CAUSES.get(row["cause"], str(row["cause"])).replace("{subject}", str(row["subject"]))

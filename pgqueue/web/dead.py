@@ -1,0 +1,44 @@
+"""The page of the dead: by their error, with what is behind the masks, and what became of those that were retried."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from pgqueue.db import observe
+from pgqueue.web import dying, render
+from pgqueue.web.context import Context
+
+# Parts that the page can do without.
+_MASKS, _FATES = "what is behind the masks", "what became of those that were retried"
+
+
+async def dead(context: Context) -> Response:
+    """The dead jobs, by their last error. The group that the address names is open."""
+    name, now, shared = context.query("queue") or None, context.now(), context.database.shared
+    groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
+    stats = await context.database.stats()
+    retries = await context.part(_FATES, shared("fates", 10.0, observe.retry_fates), [])
+    fates = dying.fates(retries)
+    opened, behind = context.query("open"), None
+    group = next((each for each in groups if render.group_key(each) == opened), None)
+    if group is not None:
+        reading = shared(("lines", name, opened), 60.0, lambda: observe.dead_lines(group, name))
+        behind = dying.behind(group["fingerprint"], await context.part(_MASKS, reading, []))
+    listed = {render.group_key(each) for each in groups}
+    return context.page(
+        "dead.html",
+        groups=groups,
+        queue=name,
+        opened=opened if behind else "",
+        behind=behind,
+        fates={each.key: each for each in reversed(fates)},
+        # All jobs of these have left the dead.
+        gone=[each for each in fates if each.key not in listed][:5] if name is None else [],
+        retried=sum(each.jobs for each in fates),
+        again=sum(each.dead for each in fates),
+        dead_today=await shared("dead today", 60.0, observe.dead_today),
+        kept=sum(each["dead"] for each in stats["queues"] if name is None or each["queue"] == name),
+        new=sum(render.is_within(each["first_at"], 86_400, now) for each in groups),
+        growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
+        now=now,
+    )

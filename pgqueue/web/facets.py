@@ -1,0 +1,147 @@
+"""What fills a queue: the most frequent values of its due jobs, how long these wait, and what blocks others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.search import quoted
+from pgqueue.web.capacity import Running
+from pgqueue.worker.tell.counts import BOUNDS
+
+# Facets of queue_facets() by name: their title, and the word of a filter.
+_FACETS = {
+    "task": ("Task", "task"),
+    "tenant": ("Tenant", "tenant"),
+    "key": ("Key", "key"),
+    "enqueued_by": ("Enqueued by", "by"),
+    "tag": ("Tag", "tag"),
+}
+
+# Values of a facet that are shown.
+_MOST = 5
+
+# The buckets of a histogram: short waits are one.
+_FIRST = 1
+_LABELS = ("4 ms", "16 ms", "64 ms", "¼ s", "1 s", "4 s", "16 s", "1 min", "5 min", "1 h", "more")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value, how many jobs have it and what part that is, in per cent; the filter of these jobs.
+
+    `pauses`: the kind of a pause that stops them.
+    """
+
+    text: str
+    jobs: int
+    share: int
+    filter: str
+    pauses: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """A facet: its title, and the most frequent values."""
+
+    title: str
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bucket of a histogram: its upper bound in words, and the shares of jobs that wait now and that usually do."""
+
+    label: str
+    now: float
+    usual: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What fills a queue. `due`: how many due jobs were read. `keys`, `limits`: what blocked jobs wait for."""
+
+    due: int
+    facets: Sequence[Facet]
+    keys: Sequence[tuple[str, int]]
+    limits: Sequence[tuple[str, int]]
+    waits: Sequence[int]
+
+
+def of_queue(queue: str | None, rows: Iterable[Sequence[Any]]) -> Filling:
+    """Sort what queue_facets() returned: (facet, value, jobs). Without a queue, of all queues."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for facet, value, jobs in rows:
+        found.setdefault(facet, []).append((value, jobs))
+    due = found.get("due", [("", 0)])[0][1]
+    only = f"queue:{quoted(queue)} " if queue else ""
+    waits = [0] * (len(BOUNDS) + 1)
+    for value, jobs in found.get("wait", []):
+        waits[int(value)] = jobs
+    return Filling(
+        due,
+        [
+            Facet(title, [_value(only, name, word, value, jobs, due) for value, jobs in found[name]])
+            for name, (title, word) in _FACETS.items()
+            if name in found
+        ],
+        found.get("blocked_key", []),
+        found.get("blocked_limit", []),
+        waits,
+    )
+
+
+def _value(only: str, name: str, word: str, value: str, jobs: int, due: int) -> Value:
+    pauses = {"task": "task", "tenant": "limit_key"}.get(name, "")
+    filter = f"{only}{word}:{quoted(value)} state:waiting,failed"
+    return Value(value, jobs, round(100 * jobs / max(due, 1)), filter, pauses)
+
+
+def of_workers(queue: str, running: Iterable[Running]) -> Facet | None:
+    """Return the workers that run jobs of a queue, the most first; None: none does."""
+    sums: Counter[str] = Counter()
+    for each in running:
+        if each.queue == queue:
+            sums[each.worker] += len(each.since)
+    values = [
+        Value(
+            name, jobs, round(100 * jobs / sums.total()), f"queue:{quoted(queue)} worker:{quoted(name)} state:executing"
+        )
+        for name, jobs in sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:_MOST]
+    ]
+    return Facet("Worker that runs them", values) if values else None
+
+
+def histogram(now: Sequence[int], usual: Sequence[float]) -> list[Bar]:
+    """Return the bars of how long due jobs wait, beside how long jobs usually wait; both by the buckets of samples."""
+    return [Bar(label, *shares) for label, *shares in zip(_LABELS, _shares(now), _shares(usual), strict=True)]
+
+
+def in_words(bars: Sequence[Bar]) -> str:
+    """Return a histogram in words, for who does not see it."""
+    parts = []
+    for name, what in (("now", "of the due jobs"), ("usual", "of those that started within a day")):
+        most = max(bars, key=lambda bar: getattr(bar, name))
+        if getattr(most, name):
+            before = bars[bars.index(most) - 1].label if most.label == "more" else most.label
+            bound = f"more than {before}" if most.label == "more" else f"up to {before}"
+            parts.append(f"{what} most, {getattr(most, name):.0f} %, waited {bound}")
+    return "; ".join(parts) or "no job is due, and none started within a day"
+
+
+def _shares(buckets: Sequence[float]) -> list[float]:
+    total = sum(buckets)
+    if not total:
+        return [0.0] * len(_LABELS)
+    every = [sum(buckets[: _FIRST + 1]), *buckets[_FIRST + 1 :]]
+    return [100 * each / total for each in every]
+
+
+def tenants(rows: Iterable[Sequence[Any]], executing: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Return (tenant, due, executing) of those that have most, from queue_facets() of all queues."""
+    due = {value: jobs for facet, value, jobs in rows if facet == "tenant"}
+    names = due.keys() | executing.keys()
+    found = [(name, due.get(name, 0), executing.get(name, 0)) for name in names]
+    return sorted(found, key=lambda each: (-each[1] - each[2], each[0]))

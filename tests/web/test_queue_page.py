@@ -1,0 +1,123 @@
+"""The page of a queue: what fills it, how long its jobs wait, what blocks them, and what can be done to just these."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+import httpx
+import psycopg
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from pgqueue.web import facets
+from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, value
+from tests.web.conftest import Serve
+from tests.web.test_blocked_by import words
+
+Ask = Callable[..., httpx.Response]
+
+
+def fill(conn: psycopg.Connection) -> list[int]:
+    ids = enqueue_many(conn, 3, "import", queue="q", limit_key="tenant:lumen", tags=["vip"])
+    enqueue(conn, "send", queue="q", key="order:17")
+    return ids
+
+
+def test_what_waits_is_shown_by_facets_and_each_value_is_a_filter(conn: psycopg.Connection, ask: Ask) -> None:
+    ids = fill(conn)
+    reserve(conn, 1, "w1", queues=["q"])
+    page = ask("GET", "/queue?name=q").text
+    panel = page.partition("<h2>What waits</h2>")[2].partition("</section>\n</div>")[0]
+    shown = words(panel)
+    assert "all 3 due jobs" in shown
+    assert "Task import 2 67 %" in shown
+    assert "Tenant tenant:lumen 2 67 %" in shown
+    assert "Worker that runs them w1 1 100 %" in shown
+    [link] = [html.unescape(each) for each in re.findall(r'<a href="([^"]*tenant%3A[^"]*)"', panel)]
+    listed = ask("GET", link).text
+    assert all(f'href="/jobs/{each}"' in listed for each in ids[1:])
+    assert "/jobs/4" not in listed
+
+
+def test_just_the_jobs_of_a_value_are_moved_or_changed(conn: psycopg.Connection, ask: Ask) -> None:
+    ids = fill(conn)
+    page = ask("GET", "/queue?name=q").text
+    [line] = {html.unescape(each) for each in re.findall(r'name="q" value="([^"]*tenant:[^"]*)"', page)}
+    asked = ask("POST", "/act", action="update", scope="all", q=line)
+    assert "Change: 3 jobs?" in asked.text
+    # Nothing is changed before it is said what.
+    again = ask("POST", "/act", action="update", scope="all", q=line, confirm="yes", count="3")
+    assert "Change: 3 jobs?" in again.text
+    answer = ask(
+        "POST", "/act", action="update", scope="all", q=line, confirm="yes", count="3", priority="-10", queue="slow"
+    )
+    assert answer.status_code == 303
+    assert [(job(conn, each).queue, job(conn, each).priority) for each in ids] == [("slow", -10)] * 3
+    assert value(conn, "select count(*) from pgqueue.jobs where queue = 'q'") == 1
+
+
+def test_a_change_of_many_jobs_goes_on_chunk_by_chunk_with_what_was_given(conn: psycopg.Connection, ask: Ask) -> None:
+    enqueue_many(conn, 600, "import", queue="q")
+    form = {"action": "update", "scope": "all", "q": "task:import", "confirm": "yes", "count": "600", "priority": "-5"}
+    answer = ask("POST", "/act", **form)
+    assert "Change: 500 jobs so far" in answer.text
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', answer.text))
+    assert fields["priority"] == "-5"
+    assert ask("POST", "/act", **fields).status_code == 303
+    assert value(conn, "select count(*) from pgqueue.jobs where priority = -5") == 600
+
+
+def test_a_task_or_a_tenant_that_floods_it_is_paused(conn: psycopg.Connection, ask: Ask) -> None:
+    fill(conn)
+    page = ask("GET", "/queue?name=q").text
+    assert "Pause this task, in all queues" in page
+    ask("POST", "/limit", do="pause", kind="limit_key", target="tenant:lumen")
+    assert "limit key tenant:lumen by operator alice" in words(ask("GET", "/queue?name=q").text)
+
+
+def test_who_may_not_act_sees_facets_without_actions(conn: psycopg.Connection, ask: Ask, serve: Serve) -> None:
+    fill(conn)
+    page = ask("GET", "/queue?name=q", at=serve(can={"read"})).text
+    assert "tenant:lumen" in page
+    assert "Pause this" not in page
+    assert ask("POST", "/act", action="update", id="1", priority="1", at=serve(can={"read"})).status_code == 403
+
+
+def test_how_long_jobs_wait_stands_beside_how_long_they_usually_do(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-10 min")
+    enqueue_many(conn, 4, queue="q")
+    clock.back_to_real()
+    times = {"sum": 1, "max": 1, "buckets": [90, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+        " values (pgqueue._clock() - interval '1 h', 600, 'q', 0, 0, 0, 0, 0, 0, 0, %s)",
+        [Jsonb({"t": {"started": 100, "wait": times}})],
+    )
+    page = ask("GET", "/queue?name=q").text
+    assert "of the due jobs most, 100 %, waited up to 1 h; of those that started within a day most, 100 %," in page
+    assert "waited up to 4 ms" in page
+
+
+def test_a_histogram_has_a_bar_for_each_bucket_and_words_for_each_end() -> None:
+    bars = facets.histogram([0] * 11 + [3], [1, 1, 2] + [0] * 9)
+    assert [bar.label for bar in bars][:2] == ["4 ms", "16 ms"]
+    assert (bars[0].usual, bars[1].usual, bars[-1].now) == (50, 50, 100)
+    assert facets.in_words(bars).startswith("of the due jobs most, 100 %, waited more than 1 h; ")
+    assert facets.in_words(facets.histogram([0] * 12, ())) == "no job is due, and none started within a day"
+
+
+def test_blocked_jobs_are_shown_by_what_blocks_them(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "set_limit", "limit_key", "tenant:*", max_executing=1)
+    enqueue_many(conn, 4, queue="q", key="order:17")
+    enqueue_many(conn, 3, queue="q", limit_key="tenant:lumen")
+    reserve(conn, 10, queues=["q"])
+    maintain(conn)
+    page = ask("GET", "/queue?name=q").text
+    shown = words(page.partition("Blocked, and by what")[2].partition("</section>")[0])
+    assert "3 behind a job of their key order:17 3" in shown
+    assert "2 at a limit limit_key:tenant:lumen 2" in shown

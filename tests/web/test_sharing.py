@@ -1,0 +1,44 @@
+"""The pages of tenants and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import psycopg
+
+from tests.calls import call, enqueue_many, reserve, value
+from tests.web.test_blocked_by import words
+
+Ask = Callable[..., httpx.Response]
+
+
+def test_tenants_are_listed_by_their_jobs_and_one_is_paused_and_resumed(conn: psycopg.Connection, ask: Ask) -> None:
+    enqueue_many(conn, 5, limit_key="tenant:lumen")
+    reserve(conn, 2)
+    enqueue_many(conn, 1, limit_key="tenant:acme")
+    call(conn, "set_limit", "limit_key", "tenant:*", max_executing=4)
+    page = ask("GET", "/tenants").text
+    shown = words(page)
+    assert "tenant:lumen 3 2 Pause tenant:acme 1 0 Pause" in shown
+    assert "all 4 due jobs" in shown
+    assert "tenant:*" in shown
+    ask("POST", "/limit", do="pause", kind="limit_key", target="tenant:acme")
+    assert "tenant:acme 1 0 operator" in words(ask("GET", "/tenants").text)
+    ask("POST", "/limit", do="resume", kind="limit_key", target="tenant:acme", source="operator")
+    assert (
+        "operator"
+        not in words(ask("GET", "/tenants").text).partition("Limits by tenant")[0].partition("tenant:acme")[2]
+    )
+
+
+def test_events_are_listed_by_name_or_size_and_one_is_deleted(conn: psycopg.Connection, ask: Ask) -> None:
+    for name, payload in (("paid:1", '"x"'), ("paid:2", f'"{"y" * 200}"'), ("sent:1", "1")):
+        conn.execute("select pgqueue.emit_event(%s, %s::jsonb)", [name, payload])
+    assert "paid:1" in ask("GET", "/events").text
+    assert ask("GET", "/events?order=size").text.index("paid:2") < ask("GET", "/events?order=size").text.index("paid:1")
+    assert "sent:1" not in ask("GET", "/events?prefix=paid:").text
+    assert "Delete event paid:1?" in ask("POST", "/event", name="paid:1").text
+    answer = ask("POST", "/event", name="paid:1", confirm="yes")
+    assert answer.status_code == 303
+    assert value(conn, "select count(*) from pgqueue.events") == 2
