@@ -134,9 +134,8 @@ def _value(kind: str, text: str) -> object:
 def _options(known: Mapping[str, Any]) -> list[tuple[str, object, str, object, bool]]:
     """Return (option, what holds, where that comes from, what the code declares, whether it can be reset)."""
     found = []
-    for option, value in known["effective"].items():
-        if option in ("name", "docs", "owner"):
-            continue
+    for option in [*operate.TASK_OPTIONS, "retry_function"]:
+        value = known["effective"].get(option)
         own, declared = known.get(option), known.get(f"declared_{option}")
         source = "an operator" if own is not None else "the code" if declared is not None else "the default"
         can_reset = own is not None and option in operate.TASK_OPTIONS

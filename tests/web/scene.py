@@ -25,6 +25,9 @@ WORK = [
 
 WORKERS = ("web-1:1", "web-1:2", "web-2:1", "reports-1", "pay-1")
 
+# MiB that each holds at first.
+MEMORY = dict(zip(WORKERS, (140, 150, 210, 120, 95), strict=True))
+
 # Minutes since when all slots of the only worker of payments are held by jobs that do not end.
 HELD = 40
 
@@ -49,12 +52,13 @@ def play(conn: psycopg.Connection) -> None:
     now = clock.now()
     clock.advance("-50 min")
     _declare(conn)
+    _grow(conn, now)
     _hold(conn, clock)
     _work_and_fail(conn, clock)
     _wait(conn)
     clock.back_to_real()
     for worker in WORKERS:
-        call(conn, "beat", worker, None, (84 + 3 * len(worker)) << 20)
+        call(conn, "beat", worker, None, _held(worker))
     _reserve(conn)
     _operate(conn)
     _retry(conn)
@@ -76,8 +80,13 @@ def live_on(conn: psycopg.Connection) -> None:
         times = {"run": _times(3 * rate, run), "wait": _times(3 * rate, 0.02)}
         report: dict[str, Any] = {"jobs": [{"queue": queue, "task": task, **ended, **times}]}
         report["troubles"] = [each for each in _troubles() if each["queue"] == queue]
-        call(conn, "beat", WORKERS[number % len(WORKERS)], Jsonb(report), 97 << 20)
+        worker = WORKERS[number % len(WORKERS)]
+        call(conn, "beat", worker, Jsonb(report), _held(worker))
     maintain(conn)
+
+
+def _held(worker: str) -> int:
+    return (MEMORY[worker] + (310 if worker == "reports-1" else 0)) << 20
 
 
 def _troubles() -> Iterator[dict[str, Any]]:
@@ -105,6 +114,7 @@ def _declare(conn: psycopg.Connection) -> None:
     ]:  # fmt: skip
         pid = 4000 + len(worker) * 17
         info = {"host": host, "pid": pid, "version": "0.1.0", "concurrency": 12, "heartbeat": 10, "listen": True}
+        info["memory_limit"] = 512 << 20
         if ":" in worker:
             info["supervisor"] = {"name": host, "pid": 4011}
         call(conn, "hello", worker, queues, Jsonb(info))
@@ -114,6 +124,17 @@ def _declare(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "queue", "webhooks", max_executing=40)
     call(conn, "set_limit", "task", "charge_card", rate=300, per="1 min")
     call(conn, "set_limit", "limit_key", "tenant:*", max_executing=2)
+
+
+def _grow(conn: psycopg.Connection, now: datetime) -> None:
+    """Let workers have held memory for an hour: one of them ever more."""
+    for minute in range(50):
+        for number, worker in enumerate(WORKERS):
+            grown = 330 * (1 - math.exp(-minute / 22)) if worker == "reports-1" else 6 * math.sin(minute / 5 + number)
+            conn.execute(
+                "insert into pgqueue.heartbeats (worker, at, memory) values (%s, %s, %s)",
+                [worker, now - timedelta(minutes=50 - minute), round(MEMORY[worker] + grown) << 20],
+            )
 
 
 def _hold(conn: psycopg.Connection, clock: Clock) -> None:

@@ -37,6 +37,8 @@ PAGES = {
     "workers": "/workers",
     "schedules": "/schedules",
     "limits": "/limits",
+    "tenants": "/tenants",
+    "events": "/events",
     "audit": "/audit",
     "health": "/health",
 }
@@ -44,9 +46,10 @@ PAGES = {
 ONE = {
     "job": ("/jobs?q=state:dead", r"/jobs/\d+"),
     "running": ("/jobs?q=state:executing+queue:imports", r"/jobs/\d+"),
+    "masks": ("/dead", r"/dead\?open=\w+#group-\w+"),
     "group": ("/groups", r"/group\?id=\d+"),
     "queue": ("/queues", r"/queue\?name=payments"),
-    "task": ("/tasks", r"/task\?name=\w+"),
+    "task": ("/tasks", r"/task\?name=charge_card"),
     "worker": ("/workers", r"/worker\?name=[^\"]+"),
     "schedule": ("/schedules", r"/schedule\?name=[^\"]+"),
 }
