@@ -1,0 +1,1 @@
+"""Incidents, each made to happen and ended by what is printed."""

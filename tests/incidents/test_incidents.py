@@ -1,0 +1,113 @@
+"""Each incident: it happens, the first screen names its cause with evidence, and the runbook's commands end it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from examples.incidents.cure import commands_of, end
+from examples.incidents.scenes import INCIDENTS
+from examples.incidents.stage import Stage
+from pgqueue.testing import Clock
+from tests.databases import Database
+from tests.docs.pages import ROOT, blocks, read
+from tests.web.conftest import ask, serve
+
+__all__ = ["ask", "serve"]
+
+Ask = Callable[..., httpx.Response]
+
+PAGE = "docs/operate/monitoring.md"
+NAMED = re.compile(r"# python -m examples\.incidents (\w+)\n")
+
+
+@pytest.fixture
+def stage(database: Database, tmp_path: Path) -> Iterator[Stage]:
+    found = Stage(database.dsn, small=True, log=tmp_path / "workers.log")
+    yield found
+    found.close()
+
+
+def runbook() -> dict[str, list[str]]:
+    """The commands of the runbook, by incident."""
+    entries = [block.text for block in blocks(PAGE) if block.language == "text" and NAMED.match(block.text)]
+    return {NAMED.match(text)[1]: text.splitlines()[1:] for text in entries}  # type: ignore[index]
+
+
+def without_numbers(commands: list[str]) -> list[str]:
+    """Ids, limits and backends differ from case to case."""
+    return [re.sub(r"\d+", "17", command) for command in commands]
+
+
+def test_each_incident_has_its_entry_below_its_cause() -> None:
+    assert runbook().keys() == INCIDENTS.keys()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#{2,3} |\Z)", read(PAGE), re.MULTILINE | re.DOTALL))
+    for name, incident in INCIDENTS.items():
+        assert f"python -m examples.incidents {name}\n" in sections[incident.cause or incident.topic]
+
+
+@pytest.mark.parametrize("name", INCIDENTS)
+def test_the_first_screen_names_an_incident_and_what_it_prints_ends_it(
+    name: str, stage: Stage, ask: Ask, request: pytest.FixtureRequest
+) -> None:
+    incident = INCIDENTS[name]
+    incident.happen(stage)
+    if incident.after:
+        clock: Clock = request.getfixturevalue("clock")
+        clock.advance(f"{incident.after} 10 s")
+    found = stage.until(lambda: incident.found(stage))
+    assert re.search(incident.evidence, found["evidence"]), found["evidence"]
+    printed = list(commands_of(found["remedy"]))
+    if not printed[0].startswith("select pgqueue."):
+        assert without_numbers(printed) == without_numbers(runbook()[name]), found["remedy"]
+    measured = end(incident, stage, lambda path: ask("GET", path).text)
+    assert measured.pages == len(incident.pages)
+
+
+def test_the_program_lists_the_incidents_and_asks_for_a_database() -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "examples.incidents", *arguments],
+            cwd=ROOT,
+            env={"PATH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert [line.split()[0] for line in run().stdout.splitlines()] == list(INCIDENTS)
+    assert len(INCIDENTS) == 14
+    assert "give --dsn" in run("slots").stderr
+
+
+def test_a_database_in_use_is_refused(database: Database, stage: Stage) -> None:
+    stage.conn.execute("select pgqueue.enqueue('t')")
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.incidents", "slots", "--dsn", database.dsn],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "give one for practice alone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("remedy", "commands"),
+    [
+        ("pgqueue jobs explain 17; if it does not end: pgqueue jobs cancel 17", 2),
+        ("raise it, if what it protects allows that: pgqueue limits set queue mail --max-executing 2", 1),
+        ("select pg_terminate_backend(17); and set idle_in_transaction_session_timeout", 1),
+        ("pgqueue queues set mail --weight 10; or a separate worker: pgqueue worker -r MODULE --queue mail", 1),
+        ("wait", 0),
+    ],
+)
+def test_commands_are_read_from_a_remedy(remedy: str, commands: int) -> None:
+    assert len(commands_of(remedy)) == commands
