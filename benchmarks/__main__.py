@@ -33,6 +33,7 @@ NAMES = (
     "schedules",
     "keys",
     "rules",
+    "fair",
     "workflows",
     "pages",
     "samples",

@@ -148,3 +148,72 @@ comment on column pgqueue.retries.task is 'The task of these jobs.';
 comment on column pgqueue.retries.class is 'The class of the error that each of them had died of.';
 comment on column pgqueue.retries.fingerprint is 'The fingerprint of that error, as dead_groups() has it.';
 comment on column pgqueue.retries.job_ids is 'The jobs, in the order of their ids.';
+
+-- Fair queues.
+alter table pgqueue.queues add column fair_by text collate "C" check (fair_by = 'limit_key');
+comment on column pgqueue.queues.fair_by is
+    'limit_key: among the due jobs of one priority tenants take turns, which are the values of limit_key, each by its share (see set_share). Null: jobs start in the order of their times.';
+alter table pgqueue.jobs add column lane_key text collate "C";
+comment on column pgqueue.jobs.lane_key is
+    'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
+-- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
+create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
+    where state in ('waiting', 'failed') and lane_key is not null and not resumed;
+alter table pgqueue.lanes add column is_fair boolean not null default false;
+comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
+
+-- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
+-- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
+-- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+create table pgqueue.tenant_lanes (
+    due_from timestamptz not null,
+    until timestamptz not null,
+    priority smallint not null,
+    queue text collate "C" not null,
+    lane_key text collate "C" not null
+);
+alter table pgqueue.tenant_lanes replica identity full;
+create index tenant_lanes_by_name on pgqueue.tenant_lanes (queue, priority, lane_key, due_from);
+create index tenant_lanes_by_until on pgqueue.tenant_lanes (until);
+comment on table pgqueue.tenant_lanes is 'Private: the lanes of tenants that claims of fair queues visit.';
+comment on column pgqueue.tenant_lanes.due_from is 'Nothing of the lane is due before.';
+comment on column pgqueue.tenant_lanes.until is
+    'A transaction that makes a job ready relies on this row until then; afterwards maintenance deletes or renews it.';
+comment on column pgqueue.tenant_lanes.priority is 'The priority.';
+comment on column pgqueue.tenant_lanes.queue is 'The queue.';
+comment on column pgqueue.tenant_lanes.lane_key is
+    'The lane: jobs.lane_key. Empty: jobs of this queue and priority that are in no lane, as from before it was fair.';
+
+-- Where the last claim of a worker from a fair queue ended. Inserted, and the newest is read: a row that is updated would
+-- become, beside an old snapshot, a chain of versions.
+create table pgqueue.turns (
+    n bigint generated always as identity,
+    at timestamptz not null,
+    credit integer not null,
+    priority smallint not null,
+    worker text not null,
+    queue text collate "C" not null,
+    lane_key text collate "C" not null,
+    primary key (worker, queue, priority, n)
+);
+comment on table pgqueue.turns is 'Private: from which tenant on the next claim of a worker goes round.';
+comment on column pgqueue.turns.n is 'Order: the newest counts.';
+comment on column pgqueue.turns.at is 'When.';
+comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
+comment on column pgqueue.turns.priority is 'The priority.';
+comment on column pgqueue.turns.worker is 'The worker.';
+comment on column pgqueue.turns.queue is 'The queue.';
+comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+
+create table pgqueue.shares (
+    limit_key text collate "C" primary key check (octet_length(limit_key) between 1 and 512),
+    weight integer not null check (weight between 1 and 1000)
+);
+comment on table pgqueue.shares is 'How many jobs a tenant of a fair queue starts in its turn, where it is not one. See set_share().';
+comment on column pgqueue.shares.limit_key is
+    'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
+comment on column pgqueue.shares.weight is 'How many jobs.';
+comment on column pgqueue.heads.queue is
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
+create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean);
+comment on type pgqueue.due_lane is 'Private: a lane in which a job is due; whether tenants take turns in it, and its queue is under a limit.';

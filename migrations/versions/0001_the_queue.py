@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "200e974c696a7a35e78b92c1e760a3384fd28a92cd0e5a6de29db5aa1e5d550a"
+SQL_DIGEST = "65a502b2c8baf5c2bf36635bf6396997c89b9b689ad728ea46d5912cb653d866"
 
 
 def upgrade() -> None:
@@ -23,7 +23,8 @@ def downgrade() -> None:
         drop table
             pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.pauses,
             pgqueue.schedules, pgqueue.jobs, pgqueue.history,
-            pgqueue.lanes, pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
+            pgqueue.lanes, pgqueue.tenant_lanes, pgqueue.turns, pgqueue.shares,
+            pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
             pgqueue.lease_promises, pgqueue.key_notes, pgqueue.dedupe_keys, pgqueue.limit_starts,
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
@@ -32,7 +33,8 @@ def downgrade() -> None:
             pgqueue.releases;
         drop sequence pgqueue.step_under_way;
         drop type
-            pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job, pgqueue.sub_lane, pgqueue.candidate,
+            pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job,
+            pgqueue.sub_lane, pgqueue.due_lane, pgqueue.candidate,
             pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.claimed_job, pgqueue.draw, pgqueue.failure,
             pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
         drop type pgqueue.job_state;

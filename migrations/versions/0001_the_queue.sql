@@ -70,7 +70,8 @@ create table pgqueue.queues (
     retention_cancelled interval check (retention_cancelled >= '0' and retention_cancelled <= '2 years'),
     retention_dead interval check (retention_dead >= '0' and retention_dead <= '2 years'),
     weight integer check (weight between 1 and 1000000),
-    retry_budget integer check (retry_budget between 1 and 1000000)
+    retry_budget integer check (retry_budget between 1 and 1000000),
+    fair_by text collate "C" check (fair_by = 'limit_key')
 );
 comment on table pgqueue.queues is
     'What operators set for a queue; takes effect at once. A queue without a row exists as well: it has the defaults.';
@@ -84,6 +85,8 @@ comment on column pgqueue.queues.weight is
     'Share of this queue in claims of workers that give no weights, against 1 for queues without one.';
 comment on column pgqueue.queues.retry_budget is
     'How many failed jobs of this queue become due in a second at most; the others are deferred to the next with capacity. Null: no limit.';
+comment on column pgqueue.queues.fair_by is
+    'limit_key: among the due jobs of one priority tenants take turns, which are the values of limit_key, each by its share (see set_share). Null: jobs start in the order of their times.';
 
 create table pgqueue.tasks (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
@@ -360,7 +363,8 @@ create table pgqueue.jobs (
     group_id bigint,
     has_steps boolean,
     offered boolean,
-    throttled_since timestamptz
+    throttled_since timestamptz,
+    lane_key text collate "C"
 ) with (
     fillfactor = 85,
     -- Every row is inserted, updated about once and deleted. Vacuum by absolute numbers, without pauses:
@@ -415,6 +419,9 @@ create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
 create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;
 -- How many execute under a limit_key. Other jobs do not pay for it.
 create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where state = 'executing' and limit_key is not null;
+-- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
+create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
+    where state in ('waiting', 'failed') and lane_key is not null and not resumed;
 comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, write through the functions.';
 comment on column pgqueue.jobs.id is 'The id that enqueue returned; grows with time.';
 comment on column pgqueue.jobs.reservation is
@@ -475,6 +482,8 @@ comment on column pgqueue.jobs.group_id is 'The group that it is a member of.';
 comment on column pgqueue.jobs.has_steps is 'True: it has completed a step. Null: it has not.';
 comment on column pgqueue.jobs.throttled_since is
     'Since when it was only throttled: after a day the next throttle counts as an attempt. Null: it was not, or an attempt has counted since.';
+comment on column pgqueue.jobs.lane_key is
+    'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
 comment on column pgqueue.jobs.offered is
     'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
 
@@ -585,7 +594,8 @@ comment on table pgqueue.history_months is 'Private: rows kept longer, one parti
 create table pgqueue.lanes (
     queue text collate "C" not null,
     priority smallint not null,
-    seen_at timestamptz not null
+    seen_at timestamptz not null,
+    is_fair boolean not null default false
 );
 -- Under a publication for all tables PostgreSQL refuses to update or delete rows of a table that has no key. A key would
 -- cost each insert an index entry; the whole row as identity costs only updates and deletes, which are rare here.
@@ -596,6 +606,59 @@ comment on column pgqueue.lanes.queue is 'The queue.';
 comment on column pgqueue.lanes.priority is 'The priority.';
 comment on column pgqueue.lanes.seen_at is
     'When it was last seen in use; a lane that was empty for an hour is dropped.';
+comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
+
+-- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
+-- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
+-- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+create table pgqueue.tenant_lanes (
+    due_from timestamptz not null,
+    until timestamptz not null,
+    priority smallint not null,
+    queue text collate "C" not null,
+    lane_key text collate "C" not null
+);
+alter table pgqueue.tenant_lanes replica identity full;
+create index tenant_lanes_by_name on pgqueue.tenant_lanes (queue, priority, lane_key, due_from);
+create index tenant_lanes_by_until on pgqueue.tenant_lanes (until);
+comment on table pgqueue.tenant_lanes is 'Private: the lanes of tenants that claims of fair queues visit.';
+comment on column pgqueue.tenant_lanes.due_from is 'Nothing of the lane is due before.';
+comment on column pgqueue.tenant_lanes.until is
+    'A transaction that makes a job ready relies on this row until then; afterwards maintenance deletes or renews it.';
+comment on column pgqueue.tenant_lanes.priority is 'The priority.';
+comment on column pgqueue.tenant_lanes.queue is 'The queue.';
+comment on column pgqueue.tenant_lanes.lane_key is
+    'The lane: jobs.lane_key. Empty: jobs of this queue and priority that are in no lane, as from before it was fair.';
+
+-- Where the last claim of a worker from a fair queue ended. Inserted, and the newest is read: a row that is updated would
+-- become, beside an old snapshot, a chain of versions.
+create table pgqueue.turns (
+    n bigint generated always as identity,
+    at timestamptz not null,
+    credit integer not null,
+    priority smallint not null,
+    worker text not null,
+    queue text collate "C" not null,
+    lane_key text collate "C" not null,
+    primary key (worker, queue, priority, n)
+);
+comment on table pgqueue.turns is 'Private: from which tenant on the next claim of a worker goes round.';
+comment on column pgqueue.turns.n is 'Order: the newest counts.';
+comment on column pgqueue.turns.at is 'When.';
+comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
+comment on column pgqueue.turns.priority is 'The priority.';
+comment on column pgqueue.turns.worker is 'The worker.';
+comment on column pgqueue.turns.queue is 'The queue.';
+comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+
+create table pgqueue.shares (
+    limit_key text collate "C" primary key check (octet_length(limit_key) between 1 and 512),
+    weight integer not null check (weight between 1 and 1000)
+);
+comment on table pgqueue.shares is 'How many jobs a tenant of a fair queue starts in its turn, where it is not one. See set_share().';
+comment on column pgqueue.shares.limit_key is
+    'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
+comment on column pgqueue.shares.weight is 'How many jobs.';
 
 -- Nothing of a lane is ready below its head, so nobody walks what was claimed long ago. A row is a fact that stays true,
 -- whatever is written after it: rows are inserted, in any order and by anybody, and the newest is read. Rows updated in place
@@ -627,7 +690,8 @@ comment on column pgqueue.heads.idle_since is
 comment on column pgqueue.heads.newest_id is 'The newest job that there was.';
 comment on column pgqueue.heads.priority is 'The priority of the lane.';
 comment on column pgqueue.heads.resumed is 'Which sub-lane: that of jobs that came back, or the ordinary one.';
-comment on column pgqueue.heads.queue is 'The queue of the lane; empty: the leases, by the time at which they lapse.';
+comment on column pgqueue.heads.queue is
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
 comment on column pgqueue.heads.open_xids is
     'Transactions that were open for long and may yet commit something below the head. Once one has ended, its fallback mark is the head.';
 comment on column pgqueue.heads.fallback_heads is
@@ -1273,6 +1337,9 @@ comment on type pgqueue.found_job is
 -- Claims.
 create type pgqueue.sub_lane as (queue text, priority smallint, resumed boolean);
 comment on type pgqueue.sub_lane is 'Private: a lane''s ordinary part, or that of jobs that came back.';
+
+create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean);
+comment on type pgqueue.due_lane is 'Private: a lane in which a job is due; whether tenants take turns in it, and its queue is under a limit.';
 
 create type pgqueue.candidate as (
     row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean

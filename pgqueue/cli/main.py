@@ -49,6 +49,7 @@ COMMANDS = {
     "tasks": ("tasks", "List tasks, and override the options that their code declares."),
     "workers": ("workers", "List workers, and act on one."),
     "limits": ("limits", "Limit how many jobs execute or start at a time; pause and throttle."),
+    "shares": ("shares", "Say how many jobs a tenant of a fair queue starts in its turn."),
     "schedules": ("schedules", "List schedules, add one, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),

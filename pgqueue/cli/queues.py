@@ -63,6 +63,9 @@ def set_queue(
     retention_succeeded: Retention = None,
     retention_cancelled: Retention = None,
     retention_dead: Retention = None,
+    fair_by: Annotated[
+        str | None, typer.Option(help="limit_key: tenants, the values of limit_key, take turns among its jobs.")
+    ] = None,
     reset: Reset = None,
     create: Create = False,
     as_json: AsJson = False,
@@ -76,6 +79,7 @@ def set_queue(
         "retention_succeeded": retention_succeeded,
         "retention_cancelled": retention_cancelled,
         "retention_dead": retention_dead,
+        "fair_by": fair_by,
     }
     reset_names = [name.replace("-", "_") for name in reset or ()]
     _change(queue, operate.configure_queue(queue, options, reset_names), "set", create, as_json, dsn)

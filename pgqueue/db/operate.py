@@ -167,6 +167,7 @@ QUEUE_OPTIONS = {
     "retention_succeeded": "interval",
     "retention_cancelled": "interval",
     "retention_dead": "interval",
+    "fair_by": "text",
 }
 
 
@@ -281,6 +282,16 @@ def set_limit(
         (kind, target, max_executing, rate, per),
         read_first,
     )
+
+
+def set_share(limit_key: str, weight: int | None) -> Call[bool]:
+    """Set how many jobs a tenant of a fair queue starts in its turn; reads whether anything changed."""
+    return Call(b"select pgqueue.set_share(%s::text, %s::integer)", (limit_key, weight), read_first)
+
+
+def shares() -> Call[list[dict[str, Any]]]:
+    """Read the shares of tenants that are set."""
+    return Call(b"select pgqueue.legible(to_jsonb(s)) from pgqueue.shares s order by s.limit_key", (), read_column)
 
 
 def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:

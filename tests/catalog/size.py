@@ -21,14 +21,14 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=19_150, functions=454)
+BUDGET = Size(lines=20_200, functions=478)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
 PLANNED = {
     "the first hour: options that a newcomer looks for": Size(lines=200, functions=6),
-    # Taken so far: pauses, throttles and jobs that supersede others.
-    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=500, functions=14),
+    # Taken so far: pauses, throttles, jobs that supersede others, and fair queues: their claims, lanes and switches.
+    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=1_600, functions=37),
     "an incident: causes, true numbers, memory, killed workers": Size(lines=1_050, functions=26),
     # What fills a queue, what is behind a mask, what became of a bulk retry, the last troubles.
     "the pages of operators": Size(lines=200, functions=6),

@@ -16,7 +16,8 @@ FLOORS = {
     "common": "common/*",
     "ready": """
         claim/_head claim/_mark_heads claim/_propose_horizon claim/_find_hidden claim/_key_positions claim/_move_heads
-        claim/_register_lane worker/_wake maintain/_count_queues maintain/_samples maintain/_partitions
+        claim/_register_lane claim/_tenant_lanes worker/_wake maintain/_count_queues maintain/_samples
+        maintain/_partitions
     """,
     "rules": """
         limits/* claim/_release_next claim/_block_behind produce/_options produce/_free_dedupe operate/_configure

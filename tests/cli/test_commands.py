@@ -448,6 +448,23 @@ def test_a_task_is_paused_throttled_listed_and_resumed(run: Run, conn: psycopg.C
     assert run("limits", "pauses", "--json").json() == []
 
 
+def test_shares_are_set_listed_and_dropped(run: Run) -> None:
+    assert run("shares", "set", "tenant:5", 3).out == "Share of tenant:5: set\n"
+    assert run("shares", "set", "tenant:5", 3).out == "Share of tenant:5: unchanged\n"
+    assert "tenant:5" in run("shares", "list").out
+    assert run("shares", "list", "--json").json() == [{"limit_key": "tenant:5", "weight": 3}]
+    done = run("shares", "drop", "tenant:5", "--json").json()
+    assert done == {"limit_key": "tenant:5", "weight": None, "changed": True}
+    assert run("shares", "drop", "tenant:5").out == "Share of tenant:5: unchanged\n"
+
+
+def test_a_queue_is_made_fair_and_plain_again(run: Run, conn: psycopg.Connection) -> None:
+    assert run("queues", "set", "mail", "--fair-by", "limit_key", "--create").out == "Queue mail: set\n"
+    assert call(conn, "_lane_key", "mail", "a") is not None
+    assert run("queues", "set", "mail", "--reset", "fair-by").out == "Queue mail: set\n"
+    assert call(conn, "_lane_key", "mail", "a") is None
+
+
 def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -> None:
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3, "--create").out == "Limit task [b]t[/b]: set\n"
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: unchanged\n"

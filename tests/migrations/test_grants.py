@@ -126,6 +126,7 @@ OPERATING = (
         "configure_task",
         "configure_queue",
         "set_limit",
+        "set_share",
         "drop_limit",
     }
 )
@@ -138,6 +139,7 @@ FUNCTIONS = {
 READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers", "samples", "audit")
 READABLE += (
     "pauses",
+    "shares",
     "schedules",
     "effective_schedules",
     "schedule_history",

@@ -39,6 +39,7 @@ QUEUE: dict[str, Any] = {
     "retention_cancelled": timedelta(days=3),
     "retention_dead": timedelta(days=4),
     "retry_budget": 10,
+    "fair_by": "limit_key",
 }
 BOTH = pytest.mark.parametrize(
     ("function", "table", "options"), [("configure_task", "tasks", TASK), ("configure_queue", "queues", QUEUE)]

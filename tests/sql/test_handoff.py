@@ -168,6 +168,25 @@ def test_rules_that_do_not_touch_the_job_bar_no_hand_off(database: Database, con
     assert [each.id for each in idle.handed()] == [job_id]
 
 
+def test_a_job_with_a_limit_key_that_no_rule_touches_is_handed_off(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    idle = Idle(database)
+    job_id = enqueue(conn, limit_key="a")
+    assert [each.id for each in idle.handed()] == [job_id]
+
+
+def _under_a_limit_of_its_limit_key(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "limit_key", "tenant:*", 5)
+    enqueue(conn, limit_key="tenant:1")
+
+
+def _with_a_paused_limit_key(conn: psycopg.Connection) -> None:
+    call(conn, "pause", "limit_key", "tenant:*")
+    enqueue(conn, limit_key="tenant:1")
+
+
 def _in_a_paused_queue(conn: psycopg.Connection) -> None:
     call(conn, "pause_queue", "default")
     enqueue(conn)
@@ -197,7 +216,8 @@ def _with_the_setting(conn: psycopg.Connection) -> None:
         _under_a_limit_of_its_queue,
         _with_the_setting,
         lambda conn: enqueue(conn, key="k"),
-        lambda conn: enqueue(conn, limit_key="k"),
+        _under_a_limit_of_its_limit_key,
+        _with_a_paused_limit_key,
         lambda conn: enqueue(conn, dedupe="k"),
         lambda conn: enqueue(conn, expires_in="1 hour"),
         lambda conn: enqueue(conn, args={"a": "x" * 7000}),
@@ -209,7 +229,8 @@ def _with_the_setting(conn: psycopg.Connection) -> None:
         "limit of its queue",
         "setting",
         "key",
-        "limit_key",
+        "limit of its limit_key",
+        "paused limit_key",
         "dedupe",
         "expires",
         "large",

@@ -58,6 +58,7 @@ IN_SQL = {
     "run_now_many": "job_ids => array[{later}]::bigint[]",
     "run_schedule_now": "'nightly'",
     "set_limit": "'task', 't', 3",
+    "set_share": "'tenant:5', 3",
     "set_retry_function": "'t', 'public.waits'",
     "stop_worker": "'w'",
     "unschedule": "'nightly'",
@@ -93,6 +94,7 @@ BY_COMMAND = {
     "run_now_many": "jobs run {later}",
     "run_schedule_now": "schedules run nightly",
     "set_limit": "limits set task t --max-executing 3",
+    "set_share": "shares set tenant:5 3",
     "stop_worker": "workers stop w",
     "unschedule": "schedules remove nightly",
 }
@@ -131,6 +133,7 @@ BY_FORM = {
     "update_many": "act action=update scope=all q=id:{waiting} count=1 priority=3",
 }
 NO_FORM = {
+    "set_share",
     "release_from_parents",
     "set_retry_function",
     "grant_access",

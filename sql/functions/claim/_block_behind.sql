@@ -51,7 +51,7 @@ begin
         ) l;
         -- It keeps its position in its key, which goes by run_at.
         update pgqueue.jobs j
-        set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = false
+        set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = j.resumed and j.lane_key is not null
         from unnest(p_rows, p_ahead) w (row_ctid, ahead)
         where j.ctid = w.row_ctid and w.ahead = any (v_unsure);
     end if;

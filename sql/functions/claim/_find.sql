@@ -2,8 +2,9 @@
 --
 -- What rules touch is answered here, from rows that are read with a lane and with a job. A lane: is its queue paused (it is
 -- left out), or under a limit (it gives as many as there is capacity for)? A claim from several queues: has one that it
--- serves a weight (each slot draws a queue: nothing is locked)? A job: has it a key or a limit_key, is its task under a
--- limit or paused, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
+-- serves a weight (each slot draws a queue: nothing is locked); do tenants take turns in one (only jobs that came back are
+-- locked, and _find_in_turn goes on)? A job: has it a key or a limit_key, is its task under a limit or paused, is it past its
+-- expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
 --
 -- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
 -- in functions, which cost nothing unless they are called.
@@ -11,12 +12,31 @@
 -- rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all; null: none. short: there are
 -- fewer, and a reason to look for more. unmaintained: no session runs maintenance.
 create or replace function pgqueue._find(
-    p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
+    p_worker text, p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[],
+    p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
 )
 language plpgsql
 as $$
+declare
+    v_lanes pgqueue.due_lane[];
+    v_more record;
 begin
+    with lanes as materialized (
+        select
+            l.queue, l.priority, l.resumed, l.head, l.head_id, l.is_fair,
+            exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
+            min(l.queue) over () <> max(l.queue) over () as is_one_of_several,
+            bool_or(l.is_fair) over () as takes_turns
+        from pgqueue._due_lanes(p_queues, p_now) l
+        -- Not NOT EXISTS, which the planner may turn into a join.
+        where exists (
+            select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now
+        ) is not true
+        order by
+            case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
+            l.priority desc, l.lane_ready_at, l.queue, l.resumed desc
+    )
     select
         f.rows,
         f.candidates,
@@ -40,8 +60,13 @@ begin
             or exists (select from pgqueue.notes)
             or exists (select from pgqueue.limit_waits w where w.next_at <= p_now)
         ),
-        f.unmaintained
-    into rows, candidates, last_queue, short, unmaintained
+        f.unmaintained,
+        case when cardinality(f.rows) < p_jobs then (
+            select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited)::pgqueue.due_lane)
+            from lanes t
+            where t.takes_turns and not t.resumed
+        ) end
+    into rows, candidates, last_queue, short, unmaintained, v_lanes
     from (
         select
             coalesce(array_agg(c.row_ctid), '{}') as rows,
@@ -57,20 +82,7 @@ begin
             ) is not true as unmaintained
         from (
             select j.*
-            from (
-                select
-                    l.queue, l.priority, l.resumed, l.head, l.head_id,
-                    exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
-                    min(l.queue) over () <> max(l.queue) over () as is_one_of_several
-                from pgqueue._due_lanes(p_queues, p_now) l
-                -- Not NOT EXISTS, which the planner may turn into a join.
-                where exists (
-                    select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now
-                ) is not true
-                order by
-                    case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
-                    l.priority desc, l.lane_ready_at, l.queue, l.resumed desc
-            ) l
+            from lanes l
             cross join lateral (
                 select
                     j.ctid as row_ctid, j.id, j.queue, j.task, j.key, j.limit_key,
@@ -84,6 +96,7 @@ begin
                 where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority
                     and j.resumed = l.resumed and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
                     and (p_skipped is null or j.ctid <> all (p_skipped))
+                    and (l.resumed or not l.takes_turns)
                     and (
                         not l.is_one_of_several
                         or coalesce(
@@ -108,6 +121,19 @@ begin
             limit p_jobs
         ) c
     ) f;
+    -- Where slots draw their queues, each is found by itself.
+    if v_lanes is not null
+        and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, null, 'weighted')))
+    then
+        select array_agg(t.row_ctid) as rows, array_agg(t) filter (where p_all or t.is_limited or t.key is not null or t.is_expired) as candidates,
+            max(t.queue) as last_queue
+        into v_more
+        from unnest(pgqueue._find_in_turn(p_worker, v_lanes, p_jobs - cardinality(rows), p_now, p_skipped)) t;
+        rows := rows || v_more.rows;
+        candidates := candidates || v_more.candidates;
+        last_queue := coalesce(v_more.last_queue, last_queue);
+        short := short and cardinality(rows) < p_jobs;
+    end if;
 end
 $$;
 
@@ -116,15 +142,20 @@ $$;
 create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
 returns table (
     queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
-    head_at timestamptz
+    head_at timestamptz, is_fair boolean
 )
 language sql stable parallel safe rows 10
 as $$
     select
         a.queue, a.priority, r.resumed,
         first_value(f.ready_at) over (partition by a.queue, a.priority order by r.resumed),
-        h.head, h.head_id, h.at
-    from (select distinct x.queue, x.priority from pgqueue.lanes x where p_queues is null or x.queue = any (p_queues)) a
+        h.head, h.head_id, h.at, a.is_fair
+    from (
+        select x.queue, x.priority, bool_or(x.is_fair) as is_fair
+        from pgqueue.lanes x
+        where p_queues is null or x.queue = any (p_queues)
+        group by x.queue, x.priority
+    ) a
     cross join (values (false), (true)) r (resumed)
     cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
     cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now) f

@@ -162,6 +162,13 @@ begin
             and j.lease_expires_at < p_below
         order by j.lease_expires_at, j.id
         limit 1;
+    elsif p_priority > 800 then
+        return query
+        select f.ready_at, f.id
+        from pgqueue._of_head(p_queue) o
+        cross join lateral pgqueue._first_in_lane(
+            o.queue, (p_priority - 1000)::smallint, o.lane_key, p_head, p_head_id, p_below - interval '1 us'
+        ) f;
     else
         return query
         select f.ready_at, f.id

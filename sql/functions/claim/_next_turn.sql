@@ -48,7 +48,7 @@ $$;
 -- touch some of them. Then each turn is found and taken by itself, for what a limit lets one start depends on what those
 -- before it have started.
 create or replace function pgqueue._find_turns(
-    inout draw pgqueue.draw, p_now timestamptz, p_skipped tid[],
+    inout draw pgqueue.draw, p_worker text, p_now timestamptz, p_skipped tid[],
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
 )
 language plpgsql
@@ -57,7 +57,9 @@ begin
     with found as materialized (
         select t.queue, t.slots, f.*
         from unnest(draw.turns) t
-        cross join lateral pgqueue._find(array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false) f
+        cross join lateral pgqueue._find(
+            p_worker, array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false
+        ) f
     )
     select
         array(

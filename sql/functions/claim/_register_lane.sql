@@ -5,14 +5,29 @@
 -- So maintain searches for jobs between the registered lanes. It probes only the gaps: a skip scan over the whole ready
 -- index would walk every dead entry in it.
 
-create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
+-- p_lane_keys: the lanes of the tenants of these jobs; in it null for jobs in none. Null: they came back at once.
+create or replace function pgqueue._register_lane(
+    p_queue text, p_priority smallint, p_now timestamptz, p_lane_keys text[] default null
+)
 returns void
 language plpgsql
 as $$
+declare
+    v_fair boolean := (
+        select bool_or(l.is_fair) from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority
+    );
 begin
-    insert into pgqueue.lanes (queue, priority, seen_at)
-    select p_queue, p_priority, p_now
-    where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority);
+    if v_fair is null then
+        insert into pgqueue.lanes (queue, priority, seen_at, is_fair)
+        values (
+            p_queue, p_priority, p_now,
+            exists (select from pgqueue.queues q where q.name = p_queue and q.fair_by is not null)
+        )
+        returning is_fair into v_fair;
+    end if;
+    if p_lane_keys is not null and (v_fair or num_nonnulls(variadic p_lane_keys) > 0) then
+        perform pgqueue._register_tenants(p_queue, p_priority, p_lane_keys);
+    end if;
     perform pgqueue._check_clock(p_now);
 end
 $$;
@@ -81,7 +96,19 @@ as $$
 begin
     delete from pgqueue.lanes a
     using pgqueue.lanes b
-    where a.queue = b.queue and a.priority = b.priority and (a.seen_at, a.ctid) < (b.seen_at, b.ctid);
+    where a.queue = b.queue and a.priority = b.priority
+        and (a.is_fair, a.seen_at, a.ctid) < (b.is_fair, b.seen_at, b.ctid);
+
+    -- In a queue that is no longer fair the last lanes of tenants have left the path.
+    update pgqueue.lanes a
+    set is_fair = false
+    where a.is_fair
+        and not exists (select from pgqueue.queues q where q.name = a.queue and q.fair_by is not null)
+        and not exists (
+            select
+            from pgqueue.tenant_lanes t
+            where t.queue = a.queue and t.priority = a.priority and t.lane_key <> ''
+        );
 
     update pgqueue.lanes a
     set seen_at = p_now

@@ -131,7 +131,7 @@ begin
                 v_waited := true;
                 perform set_config('lock_timeout', '1ms', true);
                 update pgqueue.jobs j
-                set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = false
+                set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = j.resumed and j.lane_key is not null
                 where j.ctid = v_start.row_ctid;
         end;
     end loop;

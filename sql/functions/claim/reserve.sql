@@ -74,12 +74,13 @@ begin
     loop
         v_now := pgqueue._clock();
         if v_draw.turns <> '{}' and not v_one_by_one then
-            select f.* into v_found from pgqueue._find_turns(v_draw, v_now, v_skipped) f;
+            select f.* into v_found from pgqueue._find_turns(v_draw, reserve.worker, v_now, v_skipped) f;
             v_one_by_one := v_found.candidates is not null;
             continue when v_one_by_one;
             v_draw := v_found.draw;
         else
             select f.* into v_found from pgqueue._find(
+                reserve.worker,
                 case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
                 reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null
             ) f;
@@ -223,10 +224,16 @@ language plpgsql
 as $$
 declare
     v_sub_lanes pgqueue.sub_lane[] := array(
-        select row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
+        select row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
         from unnest(p_rows) w (row_ctid)
         join pgqueue.jobs j on j.ctid = w.row_ctid
-        group by j.queue, j.priority, j.resumed
+        cross join lateral (
+            select j.queue, j.priority, j.resumed
+            union all
+            select pgqueue._head_name(j.queue, j.lane_key), (j.priority + 1000)::smallint, false
+            where j.lane_key is not null and not j.resumed
+        ) l
+        group by l.queue, l.priority, l.resumed
         having count(*) > p_chance
     );
 begin

@@ -129,7 +129,7 @@ begin
             where p.pronamespace = 'pgqueue'::regnamespace and p.proname = any (pgqueue._functions_of(v_grant.kind))
             union all
             select 'select on pgqueue.' || t.name
-            from unnest('{queues,tasks,settings,workers,limits,pauses,samples,audit,schedules}'::text[]) t (name)
+            from unnest('{queues,tasks,settings,workers,limits,pauses,shares,samples,audit,schedules}'::text[]) t (name)
             where v_grant.reads
             union all
             select 'select on ' || c.oid::regclass
@@ -212,7 +212,7 @@ as $$
                 '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
                 release_from_parents,delete,run_now_many,kill_many,ask_stack,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
                 configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,kill_worker,
-                set_limit,drop_limit}'
+                set_limit,drop_limit,set_share}'
             )
     ) f (kinds, names)
     cross join unnest(f.names) n (name)

@@ -15,7 +15,7 @@ begin
     if flaw is null then
         v_name := parse_ident(p_function);
         select
-            to_jsonb(j) - '{ready_at,resumed,grace_given}'::text[]
+            to_jsonb(j) - '{ready_at,resumed,grace_given,lane_key}'::text[]
                 || jsonb_build_object('retries', j.attempts - 1, 'max_attempts', p_max_attempts)
         into v_job
         from pgqueue.jobs j

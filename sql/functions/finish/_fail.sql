@@ -270,6 +270,9 @@ begin
             set
                 state = 'failed',
                 queue = a.queue,
+                lane_key = case
+                    when num_nonnulls(j.limit_key, j.lane_key) > 0 then pgqueue._lane_key(a.queue, j.limit_key)
+                end,
                 ready_at = a.ready_at,
                 resumed = false,
                 -- It bounds the wait for the first start.
@@ -284,15 +287,15 @@ begin
             -- By ctid: see _finish.
             cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = a.job_id limit 1) l
             where j.ctid = l.row_ctid
-            returning j.queue, j.priority, j.ready_at
+            returning j.queue, j.priority, j.ready_at, j.lane_key
         )
-        select f.queue, f.priority, min(f.ready_at) as ready_at
+        select f.queue, f.priority, min(f.ready_at) as ready_at, array_agg(distinct f.lane_key) as lane_keys
         from failed f
         group by f.queue, f.priority
         -- _wake notifies idle workers of a queue once.
         order by min(f.ready_at)
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
     end loop;
 

@@ -121,7 +121,8 @@ begin
                 array_agg(
                     row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps)::pgqueue.ended_job
                 ) filter (
-                    where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps, g.limit_key) > 0
+                    where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps) > 0
+                        or (g.limit_key is not null and exists (select from pgqueue.limits l where l.kind = 'limit_key'))
                         or g.task = any ((select array_agg(l.target) from pgqueue.limits l where l.kind = 'task')::text[])
                 ) as more
             into v_gone

@@ -77,11 +77,13 @@ begin
                 leader = case when j.has_steps then nullif(j.leader, j.id) end,
                 followers = case when j.has_steps then j.followers end
             where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled_ids, '{}'))
-            returning j.queue, j.priority
+            returning j.queue, j.priority, j.resumed, j.lane_key
         )
-        select distinct b.queue, b.priority from back b
+        select b.queue, b.priority, array_agg(distinct b.lane_key) filter (where not b.resumed) as lane_keys
+        from back b
+        group by b.queue, b.priority
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
     if v_keyed then

@@ -212,11 +212,13 @@ begin
                 resumed = not starts_with(p_name, 'pause:')
             from unnest(v_rows) with ordinality w (row_ctid, n)
             where j.ctid = w.row_ctid
-            returning j.queue, j.priority
+            returning j.queue, j.priority, j.resumed, j.lane_key
         )
-        select distinct b.queue, b.priority from back b
+        select b.queue, b.priority, array_agg(distinct b.lane_key) filter (where not b.resumed) as lane_keys
+        from back b
+        group by b.queue, b.priority
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
     return cardinality(v_rows);

@@ -219,6 +219,9 @@ begin
         array(select x.n from pgqueue.limit_waits x where x.next_at > v_now + interval '1 s' for update skip locked)
     );
 
+    -- Lanes of tenants may have something due earlier than that.
+    update pgqueue.tenant_lanes t set due_from = v_now, until = v_now where t.due_from > v_now;
+
     for v_lane in
         select l.queue, l.priority, l.resumed
         from (select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed)) l

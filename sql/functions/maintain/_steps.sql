@@ -9,7 +9,7 @@
 
 create or replace function pgqueue._steps()
 returns table (number integer, step text, every interval, slice integer, is_ddl boolean)
-language sql immutable parallel safe rows 23
+language sql immutable parallel safe rows 24
 as $$
     values
         (1, 'leases', null::interval, 1000, false),
@@ -34,13 +34,14 @@ as $$
         (20, 'partitions', '5 min', 6, true),
         (21, 'drop', '1 min', 1, true),
         (22, 'sample', '10 s', 1, false),
-        (23, 'tidy_samples', '1 min', 10000, false)
+        (23, 'tidy_samples', '1 min', 10000, false),
+        (24, 'tenants', null, 1000, false)
 $$;
 
 -- What each step recorded for its next run; n is null if it recorded nothing.
 create or replace function pgqueue._last_steps()
 returns setof pgqueue.maintenance_steps
-language sql stable parallel safe rows 22
+language sql stable parallel safe rows 24
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$

@@ -25,8 +25,13 @@ begin
                         where y.queue = x.queue and y.priority = x.priority and y.resumed = x.resumed and y.n > x.n
                     )
                     or (
-                        x.queue <> ''
+                        x.queue <> '' and x.priority <= 800
                         and not exists (select from pgqueue.lanes a where a.queue = x.queue and a.priority = x.priority)
+                    )
+                    -- A lane of a tenant may be gone for ever. It is probed without a head then.
+                    or (
+                        x.priority > 800 and x.at < $1 - interval '1 hour'
+                        and pg_stat_get_dead_tuples('pgqueue.jobs'::regclass) < 100000
                     )
                 $rule$),
                 ('heads', 'horizons', $rule$ x.at not between $1 - interval '1 min' and $1 + interval '1 s' $rule$),
@@ -53,6 +58,13 @@ begin
                     and coalesce(
                         (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1), '-infinity'
                     ) < $1 - interval '5 min'
+                $rule$),
+                ('starts', 'turns', $rule$
+                    x.at < $1 - interval '1 hour'
+                    or exists (
+                        select from pgqueue.turns y
+                        where y.worker = x.worker and y.queue = x.queue and y.priority = x.priority and y.n > x.n
+                    )
                 $rule$),
                 ('bookings', 'lease_promises', $rule$ x.until <= $1 $rule$),
                 ('bookings', 'retry_bookings', $rule$ x.second < $1 - interval '1 min' $rule$),

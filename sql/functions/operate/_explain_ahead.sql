@@ -160,6 +160,44 @@ as $$
     ) a
 $$;
 
+-- The same in the lane of a tenant. Null: it is in none.
+create or replace function pgqueue._tenants_ahead(p_job pgqueue.jobs, p_now timestamptz)
+returns text
+language plpgsql stable
+as $$
+declare
+    v_ahead bigint;
+    v_tenants bigint;
+begin
+    if p_job.lane_key is null or p_job.resumed then
+        return null;
+    end if;
+    select count(*) into v_ahead
+    from (
+        select
+        from pgqueue._head(pgqueue._head_name(p_job.queue, p_job.lane_key), (p_job.priority + 1000)::smallint, false) h
+        cross join lateral (
+            select
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed
+                and j.queue = p_job.queue and j.priority = p_job.priority and j.lane_key = p_job.lane_key
+                and (j.ready_at, j.id) >= (h.head, h.head_id) and (j.ready_at, j.id) < (p_job.ready_at, p_job.id)
+            order by j.ready_at, j.id
+            limit 1000
+        ) j
+    ) a;
+    select count(distinct t.lane_key) into v_tenants
+    from pgqueue.tenant_lanes t
+    where t.queue = p_job.queue and t.priority = p_job.priority and t.lane_key > '' and t.due_from <= p_now;
+    return format(
+        'it is due: %s %s ahead in priority %s of queue %s; %s take turns',
+        case when p_job.limit_key is null then 'the tenant without a limit_key has' else 'tenant ' || p_job.limit_key || ' has' end,
+        case when v_ahead = 1000 then '1000 or more jobs' else pgqueue._counted(v_ahead) end, p_job.priority, p_job.queue,
+        case when v_tenants = 1 then '1 tenant' else v_tenants || ' tenants' end
+    );
+end
+$$;
+
 -- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first.
 create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text

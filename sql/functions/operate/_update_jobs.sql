@@ -69,6 +69,13 @@ begin
                 priority = coalesce((p_changes ->> 'priority')::smallint, j.priority),
                 queue = coalesce(p_changes ->> 'queue', j.queue),
                 limit_key = case when p_changes ? 'limit_key' then p_changes ->> 'limit_key' else j.limit_key end,
+                lane_key = case
+                    when p_changes ?| '{queue,limit_key}' then pgqueue._lane_key(
+                        coalesce(p_changes ->> 'queue', j.queue),
+                        case when p_changes ? 'limit_key' then p_changes ->> 'limit_key' else j.limit_key end
+                    )
+                    else j.lane_key
+                end,
                 run_at = coalesce(v_run_at, j.run_at),
                 expires_at = j.expires_at + (coalesce(v_run_at, j.run_at) - j.run_at),
                 ready_at = case when v_moves then greatest(coalesce(v_run_at, j.ready_at), v_now) else j.ready_at end,
@@ -76,16 +83,18 @@ begin
                 state = case when v_moves and j.blocked_on is distinct from '@parents' then 'waiting' else j.state end,
                 blocked_on = case when v_moves and j.blocked_on is distinct from '@parents' then null else j.blocked_on end
             where j.id = any (p_ids)
-            returning j.queue, j.priority, j.ready_at, j.blocked_on
+            returning j.queue, j.priority, j.ready_at, j.blocked_on, j.lane_key
         )
-        select c.queue, c.priority, count(*) as jobs, min(c.ready_at) filter (where c.blocked_on is null) as ready_at
+        select
+            c.queue, c.priority, count(*) as jobs, min(c.ready_at) filter (where c.blocked_on is null) as ready_at,
+            array_agg(distinct c.lane_key) as lane_keys
         from changed c
         group by c.queue, c.priority
         order by c.queue, c.priority
     loop
         v_count := v_count + v_lane.jobs;
         if v_moves and v_lane.ready_at is not null then
-            perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+            perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
             perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
         end if;
     end loop;

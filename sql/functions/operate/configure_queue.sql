@@ -6,25 +6,34 @@
 create or replace function pgqueue.configure_queue(
     queue text, priority integer default null, weight integer default null, retention_succeeded interval default null,
     retention_cancelled interval default null, retention_dead interval default null, retry_budget integer default null,
-    reset text[] default null
+    reset text[] default null, fair_by text default null
 )
 returns boolean
 language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+    -- Claims go round from the commit on, and visit what is ready by then.
+    select pgqueue._register_tenants(l.queue, l.priority, null)
+    from (
+        select a.queue, a.priority from pgqueue.lanes a where a.queue = configure_queue.queue group by a.queue, a.priority
+        having not bool_or(a.is_fair)
+    ) l
+    where configure_queue.fair_by is not null;
     select pgqueue._configure(
         'queue', configure_queue.queue,
         jsonb_build_object(
             'priority', configure_queue.priority, 'weight', configure_queue.weight,
             'retention_succeeded', configure_queue.retention_succeeded,
             'retention_cancelled', configure_queue.retention_cancelled, 'retention_dead', configure_queue.retention_dead,
-            'retry_budget', configure_queue.retry_budget
+            'retry_budget', configure_queue.retry_budget, 'fair_by', configure_queue.fair_by
         ),
         configure_queue.reset
     )
 $$;
 
-comment on function pgqueue.configure_queue is
+comment on function pgqueue.configure_queue(
+    text, integer, integer, interval, interval, interval, integer, text[], text
+) is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
     'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '
     'The options: \d+ pgqueue.queues. False: unchanged.';

@@ -128,8 +128,11 @@ begin
         select
             'turn',
             concat(
-                format('it is due and waits its turn behind %s in priority %s of queue %s',
-                    pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue),
+                coalesce(
+                    pgqueue._tenants_ahead(v_job, v_now),
+                    format('it is due and waits its turn behind %s in priority %s of queue %s',
+                        pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue)
+                ),
                 '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
                 '; ' || (
                     select w.evidence

@@ -111,7 +111,7 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout, enqueued_by,
+                lane_key, dedupe, timeout, enqueued_by,
                 depends_on, run_if, group_id, has_steps
             )
             overriding system value
@@ -121,13 +121,15 @@ begin
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, d.is_due, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
                 pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
+                g.score, g.limit_key,
+                case when g.limit_key is not null then pgqueue._lane_key(g.queue, g.limit_key) end,
+                g.dedupe, g.timeout, g.enqueued_by,
                 g.depends_on, g.run_if, g.group_id,
                 case when g.steps is not null then true end
             from gone g
             -- A job that was to run at once is due, also where the clock has stepped back since its enqueue.
             cross join lateral (select p_at_once or g.run_at <= greatest(v_now, g.created_at) as is_due) d
-            returning queue, priority, key, depends_on, group_id
+            returning queue, priority, key, depends_on, group_id, resumed, lane_key
         ),
         restored as (
             insert into pgqueue.steps (job_id, name, result, attempt, at)
@@ -138,13 +140,14 @@ begin
         )
         select
             b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child,
-            array_agg(b.group_id) filter (where b.group_id is not null) as group_ids
+            array_agg(b.group_id) filter (where b.group_id is not null) as group_ids,
+            array_agg(distinct b.lane_key) filter (where not b.resumed) as lane_keys
         from back b
         group by b.queue, b.priority
         order by b.queue, b.priority
     loop
         v_count := v_count + v_lane.jobs;
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_now, 2, null);
         if v_lane.is_keyed then
             perform pgqueue._mark_heads('key');

@@ -99,7 +99,7 @@ declare
     v_priority smallint;
     v_expires_at timestamptz;
 begin
-    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at into v_existing
+    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at, j.lane_key into v_existing
     from pgqueue.jobs j
     where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
     for update;
@@ -157,7 +157,7 @@ begin
         blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
         resumed = false
     where j.id = p_job_id;
-    perform pgqueue._register_lane(v_existing.queue, v_priority, p_job.created_at);
+    perform pgqueue._register_lane(v_existing.queue, v_priority, p_job.created_at, array[v_existing.lane_key]);
     perform pgqueue._wake(v_existing.queue, v_ready_at, 2, null);
     if v_existing.key is not null and v_run_at > p_job.created_at then
         -- A job in the future holds no position in its key.

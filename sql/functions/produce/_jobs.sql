@@ -89,7 +89,7 @@ begin
         with added as (
             insert into pgqueue.jobs (
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-                expires_at, max_attempts, retention, retry, key, score, limit_key, dedupe,
+                expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, dedupe,
                 timeout, enqueued_by,
                 state, blocked_on, depends_on, run_if, group_id
             )
@@ -98,24 +98,26 @@ begin
                 n.id, w.queue, n.task, n.args, n.headers, n.tags,
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
                 coalesce(n.expires_at, pgqueue._after(greatest(n.run_at, n.created_at), t.expires_in)),
-                n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
+                n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key,
+                case when q.fair_by is not null then pgqueue._lane_of(n.limit_key) end, n.dedupe,
                 n.timeout, coalesce(n.enqueued_by, v_enqueued_by),
                 coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w
             left join pgqueue.queues q on q.name = w.queue
-            returning queue, priority, ready_at, created_at, blocked_on
+            returning queue, priority, ready_at, created_at, blocked_on, lane_key
         )
         select
             a.queue, a.priority, min(a.ready_at) as ready_at, min(a.created_at) as created_at,
-            min(a.ready_at) filter (where a.ready_at > a.created_at) as due_at
+            min(a.ready_at) filter (where a.ready_at > a.created_at) as due_at,
+            array_agg(distinct a.lane_key) as lane_keys
         from added a
         where a.blocked_on is null
         group by a.queue, a.priority
         order by a.queue, a.priority
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
         if v_lane.due_at > v_lane.ready_at then
             perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null);

@@ -37,6 +37,7 @@ declare
     v_is_known boolean;
     v_wakes boolean;
     v_retry jsonb;
+    v_lane_key text;
     v_id bigint;
 begin
     -- Nearly every enqueue gives task and args only: skip the call that checks the other options. Args of that size are
@@ -89,7 +90,7 @@ begin
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout, offered
+        expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout, offered
     )
     select
         coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
@@ -103,7 +104,12 @@ begin
         pgqueue._after(
             greatest(v_run_at, v_now), coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval)
         ),
-        enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout,
+        enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key,
+        case
+            when enqueue.limit_key is not null
+                then pgqueue._lane_key(coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.limit_key)
+        end,
+        enqueue.timeout,
         -- Due, and the first of its transaction. Null: it is announced at once, not offered. See _hand_off.
         case
             when v_ready_at is null and coalesce(current_setting('pgqueue.offered', true), '') = ''
@@ -119,8 +125,10 @@ begin
     ) t on true
     where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
     returning
-        id, queue, priority,
-        exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
+        id, queue, priority, lane_key,
+        -- Null: it is not registered. True: tenants take turns in it.
+        lane_key is null
+        and (select bool_or(l.is_fair) from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority) is false
         -- Else the clock has stepped back, and _register_lane() writes a mark.
         and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
         case
@@ -129,7 +137,7 @@ begin
             when offered is null then current_setting('transaction_isolation') <> 'read committed'
                 or exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
         end
-    into v_id, v_queue, v_priority, v_is_known, v_wakes;
+    into v_id, v_queue, v_priority, v_lane_key, v_is_known, v_wakes;
 
     if v_is_known and v_wakes is not true then
         return v_id;
@@ -138,7 +146,13 @@ begin
         perform pgqueue._refuse_without_key(enqueue.task);
     end if;
     if not v_is_known then
-        perform pgqueue._register_lane(v_queue, v_priority, v_now);
+        if v_lane_key is null then
+            v_lane_key := pgqueue._lane_key(v_queue, null);
+            if v_lane_key is not null then
+                update pgqueue.jobs j set lane_key = v_lane_key where j.id = v_id;
+            end if;
+        end if;
+        perform pgqueue._register_lane(v_queue, v_priority, v_now, array[v_lane_key]);
     end if;
     if v_wakes then
         perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);

@@ -75,8 +75,9 @@ begin
     perform pgqueue._check_run_at(pgqueue._after(v_job.ready_at, enqueue_many.spread));
     select
         w.queue, coalesce(v_job.priority, t.priority, q.priority, 0::smallint),
+        case when q.fair_by is not null then pgqueue._lane_of(v_job.limit_key) end,
         coalesce(v_job.expires_at, pgqueue._after(greatest(v_job.run_at, v_job.created_at), t.expires_in))
-    into v_job.queue, v_job.priority, v_job.expires_at
+    into v_job.queue, v_job.priority, v_job.lane_key, v_job.expires_at
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task
     cross join lateral (select coalesce(v_job.queue, t.queue, 'default') as queue) w
@@ -89,7 +90,7 @@ begin
     return query
     insert into pgqueue.jobs (
         id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout,
+        expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout,
         enqueued_by, state, blocked_on, depends_on, run_if, group_id
     )
     overriding system value
@@ -100,7 +101,7 @@ begin
         case when a.ord > 1 and v_step > '0' then pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step) else v_job.run_at end,
         pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step), v_job.created_at,
         pgqueue._after(v_job.expires_at, (a.ord - 1) * v_step), v_job.max_attempts,
-        v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.timeout, v_enqueued_by,
+        v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.lane_key, v_job.timeout, v_enqueued_by,
         coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
@@ -108,7 +109,7 @@ begin
     if v_ids is not null then
         perform pgqueue._add_dependencies(v_ids);
     elsif found then
-        perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at);
+        perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at, array[v_job.lane_key]);
         perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);
         if v_step > '0' then
             perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step), 2, null);

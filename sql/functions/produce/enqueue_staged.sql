@@ -82,7 +82,7 @@ begin
 
     -- The subquery numbers the rows in their order, whatever a join does to it.
     insert into pgqueue.jobs (
-        id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key,
+        id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key, lane_key,
         headers, max_attempts, enqueued_by
     )
     overriding system value
@@ -94,7 +94,8 @@ begin
             greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now),
             coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
         ),
-        s.key, s.score, s.limit_key, s.headers, s.max_attempts, v_enqueued_by
+        s.key, s.score, s.limit_key, case when q.fair_by is not null then pgqueue._lane_of(s.limit_key) end,
+        s.headers, s.max_attempts, v_enqueued_by
     from (
         select
             coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
@@ -107,10 +108,18 @@ begin
     left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default');
 
     for v_lane in
-        select l.queue, l.priority, l.ready_at
+        select
+            l.queue, l.priority, l.ready_at,
+            -- In a fair queue, the lanes of all tenants of this load: one that gets no job leaves the path.
+            (
+                select array_agg(distinct pgqueue._lane_of(s.limit_key))
+                from pgqueue.queues q
+                cross join pg_temp.pgqueue_staged s
+                where q.name = l.queue and q.fair_by is not null
+            ) as lane_keys
         from jsonb_to_recordset(v_lanes) l (queue text, priority smallint, ready_at timestamptz)
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
     end loop;
 

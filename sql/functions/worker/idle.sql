@@ -42,6 +42,8 @@ declare
     v_until timestamptz;
     v_next_due timestamptz;
     v_due boolean;
+    -- In lanes in which tenants take turns.
+    v_turn_due timestamptz;
     v_rank bigint;
     v_registered boolean;
     v_beat_at timestamptz;
@@ -117,17 +119,23 @@ begin
     end if;
     -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does
     -- not count: that job waits for the limit, and the later ones wait behind it.
-    select min(first.ready_at) into v_next_due
+    select min(first.ready_at) filter (where not l.is_fair), min(first.ready_at) filter (where l.is_fair)
+    into v_next_due, v_turn_due
     from (
-        select distinct a.queue, a.priority
+        select a.queue, a.priority, bool_or(a.is_fair) as is_fair
         from pgqueue.lanes a
         where (idle.queues is null or a.queue = any (idle.queues))
             and not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > v_now)
+        group by a.queue, a.priority
     ) l
     cross join (values (false), (true)) r (resumed)
     cross join lateral (select x.* from pgqueue._head(l.queue, l.priority, r.resumed) x offset 0) h
     cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
     where first.ready_at > v_now or l.queue <> all (v_at_limit);
+    if v_turn_due <= v_now then
+        v_turn_due := pgqueue._next_turn_due(idle.queues, v_now);
+    end if;
+    v_next_due := least(v_next_due, v_turn_due);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
         v_next_due := least(v_next_due, pgqueue._next_capacity(idle.queues, v_now));

@@ -283,14 +283,16 @@ begin
             -- By ctid: see _finish.
             cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = w.id limit 1) l
             where j.ctid = l.row_ctid
-            returning j.queue, j.priority, j.ready_at
+            returning j.queue, j.priority, j.ready_at, j.resumed, j.lane_key
         )
-        select r.queue, r.priority, min(r.ready_at) as ready_at
+        select
+            r.queue, r.priority, min(r.ready_at) as ready_at,
+            array_agg(distinct r.lane_key) filter (where not r.resumed) as lane_keys
         from released r
         group by r.queue, r.priority
         order by r.queue, r.priority
     loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
     end loop;
     perform pgqueue._drop_dependencies(p_ids, true);
