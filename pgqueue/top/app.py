@@ -164,7 +164,9 @@ class Top(App[None]):
         remedy.set_class(tab == "overview" and bool(row), "shown")
         if tab == "overview" and row:
             *_, cause, evidence, do = row
-            lines = (f"{row[2]}: {evidence or cause}", f"do: {do}" if do else "")
+            # A finding has no counts.
+            of = row[2] if row[3] else cause
+            lines = (f"{of}: {evidence or cause}", f"do: {do}" if do else "")
             remedy.update(Text("\n".join(printable(each) for each in lines if each)))
 
     @on(TabbedContent.TabActivated)
@@ -451,7 +453,8 @@ def _overview(
     for finding in findings:
         if finding["evidence"] not in said:
             topic, evidence, remedy = finding["topic"].replace("_", " "), finding["evidence"], finding["remedy"]
-            yield (finding["severity"], "", finding["subject"], "", "", "", "", topic, evidence, remedy)
+            # What it is about may have a long name, and would push the causes from a narrow screen.
+            yield (finding["severity"], "", topic, "", "", "", "", finding["subject"], evidence, remedy)
     yield from on_time
 
 

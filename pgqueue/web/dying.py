@@ -83,7 +83,10 @@ def _short(name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the jobs of a bulk retry. `is_about`: the numbers stand for a sample of them."""
+    """What became of the jobs of a bulk retry.
+
+    `is_about`: the numbers stand for a sample of them. `is_cut`: not all that died again were found.
+    """
 
     at: str
     actor: str
@@ -96,6 +99,7 @@ class Fate:
     dead: int
     cancelled: int
     is_about: bool
+    is_cut: bool
 
     @property
     def succeeded(self) -> int:
@@ -134,7 +138,9 @@ def fates(rows: Iterable[Mapping[str, Any]]) -> list[Fate]:
             for name in ("jobs", "waiting", "executing", "dead", "cancelled")
         }
         # The time of the first call: from then on the jobs came back.
-        found[found.index(last)] = replace(last, **sums, at=each.at, is_about=last.is_about or each.is_about)
+        found[found.index(last)] = replace(
+            last, **sums, at=each.at, is_about=last.is_about or each.is_about, is_cut=last.is_cut or each.is_cut
+        )
     return [each for each in found if each.jobs > 1]
 
 
@@ -143,5 +149,5 @@ def _fate(row: Mapping[str, Any]) -> Fate:
     live = {name: math.ceil(row[name] * jobs / seen) for name in ("waiting", "executing")}
     return Fate(
         row["at"], row["actor"], row["task"], row["class"], row["fingerprint"], jobs, live["waiting"],
-        live["executing"], row["dead"], row["cancelled"], seen < jobs or row["is_cut"],
+        live["executing"], row["dead"], row["cancelled"], seen < jobs, row["is_cut"],
     )  # fmt: skip

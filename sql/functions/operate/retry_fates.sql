@@ -1,7 +1,7 @@
 -- retry_fates: what became of the jobs that bulk retries brought back.
 --
 -- The jobs of a retry are listed with it (_record_retries). Live ones are looked up by their ids, 250 in all at most; the
--- dead and the cancelled are read by their index, between the first and the last id, 4,000 in all at most. Whatever is
+-- dead and the cancelled are read by their index, between the first and the last id, 10,000 of each at most. Whatever is
 -- neither has succeeded, or was deleted. Locks nothing.
 
 create or replace function pgqueue.retry_fates(max_retries integer default 20)
@@ -34,29 +34,28 @@ begin
         ) l
         group by l.n
     ),
+    -- One scan for all: each opens the index of every partition.
+    found as materialized (
+        select h.*
+        from (select min(x.job_ids[1]) as low, max(x.job_ids[x.jobs::integer]) as high from recent x) b
+        cross join unnest('{dead,cancelled}'::pgqueue.job_state[]) s (state)
+        cross join lateral (
+            select x.id, x.state
+            from pgqueue.history x
+            where x.state <> 'succeeded' and x.state = s.state and x.id between b.low and b.high
+            order by x.id
+            limit 10000
+        ) h
+    ),
     ended as (
-        select
-            e.n, count(e.of_it) filter (where e.state = 'dead') as dead, count(e.of_it) filter (where e.state = 'cancelled') as cancelled,
-            max(e.place) >= max(e.most) as is_cut
-        from (
-            select r.n, h.state, i.id as of_it, m.most, row_number() over (partition by r.n, h.state) as place
-            from recent r
-            cross join lateral (select 2000 / (select count(*) from recent) as most) m
-            cross join unnest('{dead,cancelled}'::pgqueue.job_state[]) s (state)
-            cross join lateral (
-                select x.id, x.state
-                from pgqueue.history x
-                where x.state <> 'succeeded' and x.state = s.state and x.id between r.job_ids[1] and r.job_ids[r.jobs::integer]
-                order by x.id
-                limit m.most
-            ) h
-            left join (select y.n, unnest(y.job_ids) as id from recent y) i on i.n = r.n and i.id = h.id
-        ) e
-        group by e.n
+        select i.n, count(*) filter (where f.state = 'dead') as dead, count(*) filter (where f.state = 'cancelled') as cancelled
+        from found f
+        join (select y.n, unnest(y.job_ids) as id from recent y) i on i.id = f.id
+        group by i.n
     )
     select
         r.n, r.at, r.actor, r.task, r.class, r.fingerprint, r.jobs, l.looked_at, l.jobs - l.executing, l.executing,
-        coalesce(e.dead, 0), coalesce(e.cancelled, 0), coalesce(e.is_cut, false)
+        coalesce(e.dead, 0), coalesce(e.cancelled, 0), exists (select from found f group by f.state having count(*) = 10000)
     from recent r
     join live l on l.n = r.n
     left join ended e on e.n = r.n
