@@ -127,7 +127,6 @@ def worker(
     pipe, manager = ControlPipe.take(), ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
-    memory = None if max_memory is None else parse_memory(max_memory)
     listens = [check_dsn("--listen-dsn", each) for each in listen_dsn or [] if each]
     config = WorkerConfig(
         queues=queues,
@@ -142,14 +141,14 @@ def worker(
         listen_dsn=listens[0] if len(listens) == 1 else None,
         prepare=prepare,
         until_empty=until_empty,
-        max_memory=memory,
+        max_memory=None if max_memory is None else parse_memory(max_memory),
         **_identity(name, pipe, keep_log),
     )
     set_up_logs(log_level, log_format, config.name)
     health = None if health_port is None or pipe is not None else (health_host, health_port)
     if pipe is not None or (processes is None and max_memory is None and max_jobs is None):
         raise typer.Exit(_run_here(require, dsn, config, listens, health, pipe, manager))
-    limits: dict[str, Any] = {"max_memory": memory, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
+    limits: dict[str, Any] = {"max_memory": config.max_memory, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
     raise typer.Exit(_supervise(require, dsn, config, processes or 1, health, manager, limits))
 
 
