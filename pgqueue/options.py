@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from pgqueue.errors import ConfigError, InvalidArgument
@@ -311,31 +312,62 @@ def check_interval(name: str, value: object, longest: timedelta = timedelta.max)
         raise ConfigError(f"{name} is {value!r}, which is not an interval", hint=_ASKED_FOR)
 
 
-# What Celery calls it, and what it is called here.
+# What Celery and Django call an option, and what it is called here.
 CELERY = {
     "countdown": "delay",
     "eta": "run_at",
+    "run_after": "run_at",
+    "queue_name": "queue",
     "expires": "expires_in",
     "max_retries": "max_attempts",
     "default_retry_delay": "retry_delay",
+    "retry_backoff": "retry_policy",
+    "retry_backoff_max": "retry_cap",
+    "time_limit": "timeout",
+    "soft_time_limit": "timeout",
+    "dont_autoretry_for": "discard_on",
+}
+
+# Options of Celery that have no counterpart here, and what there is instead.
+_INSTEAD = {
+    "rate_limit": "a limit of the queue holds for all workers; set_limit() sets it: pgqueue limits set",
+    "bind": "annotate a parameter of the function as Job, and it receives the job",
+    "autoretry_for": "every exception is retried, except those that discard_on names",
+    "retry_kwargs": "give max_attempts, retry_policy and retry_delay as options of their own",
+    "ignore_result": "a result is kept only for a task with store_result=True",
+    "acks_late": "a job ends after its handler has returned, and runs again if its worker dies",
+    "task_id": "give dedupe a text of your own; a second job with the same text is not enqueued",
+    "link": "enqueue a chain: chain(connection, first.job(...), second.job(...))",
+    "link_error": 'enqueue a second job with depends_on=[id] and run_if="failed"',
+    "serializer": "arguments and results are stored as JSON",
 }
 
 
-def no_option(of: str, name: str, known: Collection[str]) -> TypeError:
-    """Return the error for an option that `of` does not have: with the one that was meant, else with all it has."""
+def no_option(
+    of: str,
+    name: str,
+    known: Collection[str],
+    called: Mapping[str, str] = MappingProxyType({}),
+    instead: Mapping[str, str] = MappingProxyType({}),
+) -> TypeError:
+    """Return the error for an option that `of` does not have: with the one that was meant, else with all it has.
+
+    `called` and `instead` are the names and the answers of Django, where they differ.
+    """
     # Imported here: only a mistake needs it.
     from difflib import get_close_matches  # noqa: PLC0415
 
     said = f"{of} has no option {name!r}"
-    here = CELERY.get(name)
-    if name == "rate_limit":
-        return TypeError(f"{said}: a limit of the queue holds for all workers; set_limit() sets it: pgqueue limits set")
+    ours = CELERY.get(name, name)
+    here = called.get(ours, ours)
+    if name in _INSTEAD:
+        return TypeError(f"{said}: {instead.get(name, _INSTEAD[name])}")
     if here in known:
         return TypeError(
             f"{said}: here it is {here}{', which counts the first attempt, too' if name == 'max_retries' else ''}"
         )
-    if name in JobOptions.__annotations__:
-        return TypeError(f"{said}: it is an option of a job, as in task.using({name}=...).enqueue(...)")
+    if ours in JobOptions.__annotations__:
+        return TypeError(f"{said}: it is an option of a job, as in task.using({here}=...).enqueue(...)")
     near = get_close_matches(name, known, 1)
     return TypeError(f"{said}: did you mean {near[0]}?" if near else f"{said}; it has {', '.join(known)}")
 

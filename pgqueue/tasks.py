@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pgqueue.db import produce
@@ -49,8 +50,10 @@ class Task(Target, Generic[P, R]):
     `__call__`.
     """
 
-    # For messages: the options of a job by the names that `using` takes, and what comes first in enqueue.
+    # For messages: the options of a job by the names that `using` takes, those among them with another name than in
+    # JobOptions, and what comes first in enqueue.
     options_of_jobs: Collection[str] = JobOptions.__annotations__.keys()
+    called: Mapping[str, str] = MappingProxyType({})
     first_in_enqueue = "connection, "
 
     def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
@@ -219,6 +222,23 @@ class Task(Target, Generic[P, R]):
                 hint="enqueue it through the task, with the codec and the keys of this worker",
             ) from error
 
+    def by_name(self, args: Any) -> Any:
+        """Name arguments that are given as a list, in the order of the function; others are returned as they are.
+
+        Some may be missing. Those of a parameter *args are a list under its name. Raises InvalidArgument for too many.
+        """
+        if not isinstance(args, list | tuple):
+            return args
+        try:
+            bound = self._signature.bind_partial(*args).arguments
+        except TypeError as error:
+            raise self._misfit(error, {}) from error
+        return {name: list(value) if self._is_rest(name) else value for name, value in bound.items()}
+
+    def as_given(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a job as people give them, for a test to compare. Raises InvalidPayload."""
+        return self.decode(stored)
+
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
 
@@ -250,14 +270,19 @@ class Task(Target, Generic[P, R]):
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArgument(
-                f"these arguments do not fit task {self.name}{self._signature}: {error}",
-                hint=self._way_out(kwargs),
-            ) from error
+            raise self._misfit(error, kwargs) from error
+
+    def _is_rest(self, name: str) -> bool:
+        return self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+
+    def _misfit(self, error: TypeError, kwargs: Mapping[str, Any]) -> InvalidArgument:
+        return InvalidArgument(
+            f"these arguments do not fit task {self.name}{self._signature}: {error}", hint=self._way_out(kwargs)
+        )
 
     def _way_out(self, kwargs: Mapping[str, Any]) -> str:
         unknown = [CELERY.get(each, each) for each in kwargs if each not in self._signature.parameters]
-        options = [each for each in unknown if each in self.options_of_jobs]
+        options = [name for each in unknown if (name := self.called.get(each, each)) in self.options_of_jobs]
         if not options:
             return "give the arguments that the function takes"
         given = ", ".join(f"{each}=..." for each in options)

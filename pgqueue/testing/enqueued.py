@@ -32,7 +32,7 @@ order by j.id
 class EnqueuedJob:
     """A job that waits: `state` is waiting, failed or blocked. `delay` is from its enqueue to its `run_at`.
 
-    `args` are the arguments for its handler, decoded if the task has a codec and was given as a task.
+    `args` are the arguments by their names; decoded if the task has a codec and was given as a task.
     """
 
     id: int
@@ -104,13 +104,14 @@ _UNITS = {
 def enqueued(connection: Any, task: str | Named | None = None, **wanted: Any) -> Any:
     """Return the jobs that wait and fit, oldest first, as a list of `EnqueuedJob`; async: an awaitable of it.
 
-    `task` is a name or a task. `args` and `headers` fit when they contain the given ones, `tags` when they are among
-    the job's; every other field of `EnqueuedJob` when it is equal. `delay` and `timeout` take an interval, or `approx`.
-    A function is asked: `args=lambda args: args["total"] > 100`.
+    `task` is a name or a task, also one of Django's. `args` and `headers` fit when they contain the given ones, `tags`
+    when they are among the job's; every other field of `EnqueuedJob` when it is equal. `args` are a mapping of names,
+    or, of a task, a list in the order of its function. `delay` and `timeout` take an interval, or `approx`. A function
+    is asked: `args=lambda args: args["total"] > 100`.
 
         [job] = enqueued(connection, send_email, args={"to": "a@b.c"}, queue="mail")
     """
-    return _ask(connection, task, wanted, lambda found, all_jobs: found)
+    return _ask(connection, _ours(task), wanted, lambda found, all_jobs: found)
 
 
 def assert_enqueued(
@@ -122,6 +123,7 @@ def assert_enqueued(
 
         assert_enqueued(connection, send_email, args={"to": "a@b.c"}, delay=approx("1 h", "5 s"))
     """
+    task = _ours(task)
 
     def check(found: list[EnqueuedJob], all_jobs: list[EnqueuedJob]) -> EnqueuedJob | None:
         if (found and count is None) or len(found) == count:
@@ -138,6 +140,7 @@ def _fit(found: list[EnqueuedJob]) -> str:
 
 def refute_enqueued(connection: Any, task: str | Named | None = None, **wanted: Any) -> Any:
     """Raise AssertionError when a job waits that fits, as `enqueued` has it; async: return an awaitable."""
+    task = _ours(task)
 
     def check(found: list[EnqueuedJob], all_jobs: list[EnqueuedJob]) -> None:
         if found:
@@ -145,6 +148,12 @@ def refute_enqueued(connection: Any, task: str | Named | None = None, **wanted: 
             raise AssertionError(f"{_fit(found)}, and none should: {_described(task, wanted)}\n{lines}")
 
     return _ask(connection, task, wanted, check)
+
+
+def _ours(task: str | Named | None) -> str | Named | None:
+    # A task of Django's has one of ours.
+    ours: str | Named | None = getattr(task, "native", task)
+    return ours
 
 
 def _ask(
@@ -168,7 +177,7 @@ def _job(row: Row, task: str | Named | None) -> EnqueuedJob:
     values = list(row)
     args = loaded(values[2])
     if isinstance(task, Task) and row[1] == task.name and isinstance(args, dict):
-        args = task.decode(args)
+        args = task.as_given(args)
     values[2] = args
     values[12] = loaded(values[12])
     return EnqueuedJob(*values)
@@ -186,9 +195,8 @@ def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, An
             if not expected(actual):
                 found.append(f"{field} is {actual!r}, which the function refuses")
         elif field in ("args", "headers"):
-            convert = task.typed if field == "args" and isinstance(task, Task) else None
-            written = loaded(to_json(expected if convert is None else convert.dump_some(expected), field))
-            found += _differences(field, written, actual)
+            named = _in_json(task, expected) if field == "args" and isinstance(task, Task) else expected
+            found += _differences(field, loaded(to_json(named, field)), actual)
         elif field == "tags":
             missing = [tag for tag in expected if tag not in (actual or ())]
             found += [f"tags are {actual}, without {tag!r}" for tag in missing]
@@ -197,6 +205,11 @@ def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, An
                 f"{field} is {str(actual) if isinstance(actual, timedelta) else repr(actual)}, not {expected!r}"
             )
     return found
+
+
+def _in_json(task: Task[..., Any], args: Any) -> Any:
+    named = task.by_name(args)
+    return named if task.typed is None else task.typed.dump_some(named)
 
 
 def _equal(field: str, expected: Any, actual: Any) -> bool:

@@ -301,6 +301,11 @@ def test_a_former_name_that_is_taken_or_none_is_refused_and_declares_nothing() -
         ("default_retry_delay", "here it is retry_delay"),
         ("rate_limit", r"a limit of the queue holds for all workers; set_limit\(\) sets it: pgqueue limits set"),
         ("max_attempt", r"did you mean max_attempts\?"),
+        ("queue_name", "here it is queue"),
+        ("bind", "annotate a parameter of the function as Job, and it receives the job"),
+        ("ignore_result", "a result is kept only for a task with store_result=True"),
+        ("autoretry_for", "every exception is retried, except those that discard_on names"),
+        ("eta", r"it is an option of a job, as in task.using\(run_at=...\).enqueue\(...\)"),
         ("delay", r"it is an option of a job, as in task.using\(delay=...\).enqueue\(...\)"),
     ],
 )

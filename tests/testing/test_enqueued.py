@@ -32,6 +32,13 @@ def test_a_job_of_this_transaction_is_found_by_part_of_its_arguments(conn: psyco
     refute_enqueued(conn, mail, args={"lines": [{"id": 2}]})
 
 
+def test_arguments_may_be_given_in_the_order_of_the_function(conn: psycopg.Connection) -> None:
+    mail.enqueue(conn, "a@b.c", subject="Hello")
+    assert_enqueued(conn, mail, args=["a@b.c"])
+    assert_enqueued(conn, mail, args=("a@b.c", "Hello"))
+    refute_enqueued(conn, mail, args=["a@b.c", "Bye"])
+
+
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [

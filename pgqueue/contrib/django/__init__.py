@@ -15,11 +15,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgqueue.contrib.django.backend import Backend, PgqueueTask, task
     from pgqueue.contrib.django.handlers import make_app
-    from pgqueue.contrib.django.testing import drain
+    from pgqueue.contrib.django.testing import assert_enqueued, drain, enqueued, refute_enqueued
 
-_WHERE = {"Backend": "backend", "PgqueueTask": "backend", "task": "backend", "make_app": "handlers", "drain": "testing"}
+_WHERE = {
+    "Backend": "backend",
+    "PgqueueTask": "backend",
+    "task": "backend",
+    "make_app": "handlers",
+    "assert_enqueued": "testing",
+    "drain": "testing",
+    "enqueued": "testing",
+    "refute_enqueued": "testing",
+}
 
-__all__ = ["Backend", "PgqueueTask", "drain", "make_app", "task"]
+__all__ = [
+    "Backend",
+    "PgqueueTask",
+    "assert_enqueued",
+    "drain",
+    "enqueued",
+    "make_app",
+    "refute_enqueued",
+    "task",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,10 +18,10 @@ from django.utils import timezone
 from pgqueue.contrib.django import results
 from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
 from pgqueue.contrib.django.connections import check_no_connection
-from pgqueue.contrib.django.handlers import declare, declared
+from pgqueue.contrib.django.handlers import Native, declare, declared
 from pgqueue.enqueue import one, send
 from pgqueue.errors import ConfigError
-from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options
+from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options, no_option
 from pgqueue.tasks import CALLED_ELSEWHERE
 
 T = TypeVar("T")
@@ -92,6 +92,13 @@ class PgqueueTask(Task):
     retry_delay: Interval | None = None
     retry_queue: str | None = None
 
+    def __new__(cls, **options: Any) -> PgqueueTask:
+        # Before the generated __init__, whose error does not name the option that was meant.
+        for name in options.keys() - cls.__dataclass_fields__.keys():
+            raise _no_option("a task", name, _OPTIONS)
+        made: PgqueueTask = super().__new__(cls)
+        return made
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.module_path not in declared:
@@ -114,11 +121,18 @@ class PgqueueTask(Task):
 
         Raises TypeError for an option that jobs do not have, and InvalidArgument for a value that none can have.
         """
-        for name in _OF_TASKS & changes.keys():
-            raise TypeError(f"{name} is an option of the task and not of one job: give it to @task(...)")
-        # The others are Django's to check.
+        for name in changes.keys() - Native.options_of_jobs:
+            if name in _OF_TASKS:
+                raise TypeError(f"{name} is an option of the task and not of one job: give it to @task(...)")
+            raise _no_option("a job", name, Native.options_of_jobs)
+        # The values of the others are Django's to check.
         check_job_options({name: changes[name] for name in changes if name in _OPTIONS})
         return replace(self, **_kept({name: value for name, value in changes.items() if value is not None}))
+
+    @property
+    def native(self) -> Native:
+        """This task as one of the queue's, for `pgqueue.testing`."""
+        return declared[self.module_path]
 
     def task_options(self) -> Mapping[str, Any]:
         """Return the options that a worker declares, as `pgqueue.options.TaskOptions` takes them."""
@@ -150,6 +164,19 @@ class PgqueueTask(Task):
 # The options of ours, as they stand above.
 _OPTIONS = frozenset(PgqueueTask.__annotations__) - set(_KEPT_AS.values()) | _KEPT_AS.keys()
 
+# What Django's tasks have instead of an option.
+_INSTEAD = {
+    "bind": "give takes_context=True, and the function receives a context first, with the job as context.job",
+    "ignore_result": "Django reads results, so they are kept; retention_succeeded=0 keeps no row of a job that succeeded",
+}
+
+
+def _no_option(of: str, name: str, known: Iterable[str]) -> TypeError:
+    if name in _KEPT_AS:
+        return TypeError(f"Django's own @task has no option {name!r}: from pgqueue.contrib.django import task")
+    own = {"priority", "queue_name", "backend", "takes_context"} if of == "a task" else set()
+    return no_option(of, name, sorted(own | set(known)), Native.called, _INSTEAD)
+
 
 def _is_in_settings() -> bool:
     # A test with `available_apps` hides apps that the settings have.
@@ -176,6 +203,9 @@ def task(
     @task(max_attempts=3, timeout="5 min", schedule="30 2 * * *")
     def send_reminders(): ...
     """
+
+    for name in options.keys() - _OPTIONS:
+        raise _no_option("a task", name, _OPTIONS)
 
     def make(func: Callable[..., Any]) -> PgqueueTask:
         return PgqueueTask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, iscoroutinefunction, signature
 from typing import Any, get_type_hints
@@ -47,12 +47,28 @@ class Native(Task[..., Any]):
 
     django: Any
 
-    options_of_jobs = {*JobOptions.__annotations__, "queue_name", "run_after", "backend"} - {"queue", "run_at"}
+    called = {"queue": "queue_name", "run_at": "run_after"}
+    options_of_jobs = {*JobOptions.__annotations__, *called.values(), "backend"} - called.keys()
     first_in_enqueue = ""
 
     def check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise InvalidArgument for arguments that the function does not take."""
         self._bound(args, kwargs)
+
+    def by_name(self, args: Any) -> Any:
+        """Return arguments as `Task.by_name` does, also those in the form of a call."""
+        if isinstance(args, dict):
+            args, named = call_of(args)
+            return {**super().by_name(args), **named}
+        return super().by_name(args)
+
+    def as_given(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a job by their names; as they are stored where they do not fit the function."""
+        try:
+            found: dict[str, Any] = self.by_name(super().decode(stored))
+        except InvalidArgument:
+            return stored
+        return found
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by their names, for types to read them. Raises InvalidPayload."""
@@ -106,21 +122,22 @@ def add(app: App, task: Any) -> dict[str, Native]:
 
 def _handler(task: Any) -> Callable[..., Any]:
     handler: Any
+    parameters = list(signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
+    by_position = [each for each in parameters if each.kind is Parameter.POSITIONAL_ONLY]
     if iscoroutinefunction(task.func):
 
         async def run_async(**payload: Any) -> Any:
-            return await _run_async(task, current_job(), *call_of(payload))
+            return await _run_async(task, current_job(), *_placed(by_position, *call_of(payload)))
 
         handler = run_async
     else:
 
         def run(**payload: Any) -> Any:
-            return _run(task, current_job(), *call_of(payload))
+            return _run(task, current_job(), *_placed(by_position, *call_of(payload)))
 
         handler = run
     handler.__module__, handler.__doc__ = task.func.__module__, task.func.__doc__
-    parameters = list(signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
-    # Django calls these too; by their names alone they cannot be given.
+    # A job may name these too, although the function takes them by position only.
     named = [
         each.replace(kind=Parameter.POSITIONAL_OR_KEYWORD) if each.kind is Parameter.POSITIONAL_ONLY else each
         for each in parameters
@@ -132,6 +149,20 @@ def _handler(task: Any) -> Callable[..., Any]:
         handler.__annotations__ = {each.name: hints[each.name] for each in named if each.name in hints}
     function: Callable[..., Any] = handler
     return function
+
+
+def _placed(
+    by_position: Sequence[Parameter], args: list[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Move arguments that the function takes by position only from the names to their positions."""
+    if args or not by_position:
+        return args, kwargs
+    rest = dict(kwargs)
+    for each in by_position:
+        if each.name not in rest and each.default is Parameter.empty:
+            break
+        args.append(rest.pop(each.name, each.default))
+    return args, rest
 
 
 def _run(task: Any, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -94,6 +94,16 @@ def due(day: date, tags: set = frozenset(), note=""):
     return [type(day).__name__, sorted(tags), note]
 
 
+@task
+def closes(day: date, /, note=""):
+    return [type(day).__name__, note]
+
+
+@task
+async def adds(first, second=2, /, *, third=3):
+    return [first, second, third]
+
+
 @task(queue_name="nights", priority=7, schedule="30 2 * * *")
 def nightly():
     return "night"

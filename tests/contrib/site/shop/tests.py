@@ -27,14 +27,22 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
 
 import pgqueue
-from pgqueue.contrib.django import Backend, PgqueueTask, drain, make_app
+from pgqueue import testing
+from pgqueue.contrib.django import (
+    Backend,
+    PgqueueTask,
+    assert_enqueued,
+    drain,
+    enqueued,
+    make_app,
+    refute_enqueued,
+)
 from pgqueue.contrib.django import task as pgqueue_task
 from pgqueue.contrib.django.api import TaskResultDoesNotExist, TaskResultStatus, signals
 from pgqueue.contrib.django.apps import check_schema
 from pgqueue.contrib.django.connections import clean_connections, dsn_of
 from pgqueue.contrib.django.handlers import declared
 from pgqueue.errors import ConfigError, InvalidArgument
-from pgqueue.testing import assert_enqueued
 from pgqueue.worker import Worker
 from shop import tasks
 from shop.models import Order
@@ -141,6 +149,71 @@ class EnqueueTest(TestCase):
         with self.assertRaisesMessage(AttributeError, "'PgqueueTask' object has no attribute 'nonsense'"):
             _ = tasks.noop.nonsense
 
+    def test_an_option_that_is_none_is_refused_with_the_one_that_was_meant(self):
+        for option, says in (
+            ("countdown", "a job has no option 'countdown': here it is delay"),
+            ("eta", "a job has no option 'eta': here it is run_after"),
+            ("queue", "a job has no option 'queue': here it is queue_name"),
+            ("expires", "a job has no option 'expires': here it is expires_in"),
+            ("max_retries", "here it is max_attempts, which counts the first attempt, too"),
+            ("task_id", "give dedupe a text of your own"),
+            ("kay", "did you mean key?"),
+            ("retry", "retry is an option of the task and not of one job: give it to @task(...)"),
+        ):
+            with self.subTest(option), self.assertRaises(TypeError) as raised:
+                tasks.receipt.using(**{option: 60})
+            self.assertIn(says, str(raised.exception))
+        for option, says in (
+            ("max_retries", "a task has no option 'max_retries': here it is max_attempts, which counts the first"),
+            ("queue", "a task has no option 'queue': here it is queue_name"),
+            ("countdown", "a task has no option 'countdown': here it is delay"),
+            ("eta", "it is an option of a job, as in task.using(run_after=...).enqueue(...)"),
+            ("bind", "give takes_context=True, and the function receives a context first"),
+            ("ignore_result", "retention_succeeded=0 keeps no row"),
+            ("autoretry_for", "every exception is retried, except those that discard_on names"),
+            ("rate_limit", "set_limit() sets it: pgqueue limits set"),
+        ):
+            with self.subTest(option), self.assertRaises(TypeError) as raised:
+                pgqueue_task(**{option: 3})(tasks.undeclared)
+            self.assertIn(says, str(raised.exception))
+            # The way of Django's own decorator, which hands over what it does not know itself.
+            with self.subTest(option), self.assertRaises(TypeError) as raised:
+                PgqueueTask(func=tasks.undeclared, **{option: 3})
+            self.assertIn(says, str(raised.exception))
+        with self.assertRaisesMessage(InvalidArgument, "'eta'") as raised:
+            tasks.receipt.enqueue(1, eta=timezone.now())
+        self.assertIn("receipt.using(run_after=...).enqueue(...)", raised.exception.hint)
+
+    def test_enqueued_tasks_are_found_by_the_arguments_as_people_write_them(self):
+        tasks.receipt.using(delay=60).enqueue(1, copies=2)
+        for args in (
+            {"order_id": 1},
+            {"order_id": 1, "copies": 2},
+            [1],
+            [1, 2],
+            {"args": [1], "kwargs": {"copies": 2}},
+        ):
+            with self.subTest(args=args):
+                found = assert_enqueued(tasks.receipt, args=args, delay=60)
+                self.assertEqual(found.args, {"order_id": 1, "copies": 2})
+                self.assertEqual(assert_enqueued(tasks.receipt.module_path, args=args), found)
+                self.assertEqual(testing.assert_enqueued(connection, tasks.receipt, args=args), found)
+        for args in ({"order_id": 2}, [2], [1, 3]):
+            refute_enqueued(tasks.receipt, args=args)
+        with self.assertRaises(AssertionError) as raised:
+            assert_enqueued(tasks.receipt, args=[2])
+        self.assertIn("no job fits: shop.tasks.receipt, args=[2]\n", str(raised.exception))
+        self.assertIn("\n  args['order_id'] is 1, not 2\n", str(raised.exception))
+        self.assertIn(": shop.tasks.receipt {'order_id': 1, 'copies': 2} (queue=", str(raised.exception))
+        with self.assertRaisesMessage(InvalidArgument, "too many positional arguments"):
+            assert_enqueued(tasks.receipt, args=[1, 2, 3])
+        tasks.due.enqueue(date(2026, 11, 1))
+        assert_enqueued(tasks.due, args=[date(2026, 11, 1)])
+        assert_enqueued(tasks.due, args={"day": date(2026, 11, 1)})
+        tasks.noop.enqueue(1, 2, at=3)
+        self.assertEqual(assert_enqueued(tasks.noop, args={"at": 3}).args, {"args": [1, 2], "at": 3})
+        self.assertEqual(len(enqueued(tasks.noop, args=[2])), 1)
+
     def test_a_delayed_task_is_a_value_as_other_tasks(self):
         later = tasks.receipt.using(delay=60)
         self.assertEqual(later, tasks.receipt.using(delay=60))
@@ -245,7 +318,7 @@ class EnqueueTest(TestCase):
         at = timezone.now() + timedelta(hours=1)
         task = tasks.noop.using(priority=-100, queue_name="slow", run_after=at, key="k", dedupe="d", max_attempts=2)
         result = task.enqueue()
-        found = assert_enqueued(connection, tasks.noop.module_path, queue="slow", priority=-100, key="k", dedupe="d")
+        found = assert_enqueued(tasks.noop.module_path, queue="slow", priority=-100, key="k", dedupe="d")
         self.assertEqual((found.run_at, found.max_attempts), (at, 2))
         self.assertEqual(task.using(key="k").enqueue().id, result.id)
         self.assertEqual(drain().succeeded, 0)
@@ -299,6 +372,23 @@ class ByNameTest(TestCase):
                 by_call = "args" in payload
                 self.assertEqual(result.args, payload["args"] if by_call else [])
                 self.assertEqual(result.kwargs, payload["kwargs"] if by_call else payload)
+
+    def test_arguments_by_position_only_reach_the_function_however_they_are_given(self):
+        results = [
+            tasks.closes.enqueue(date(2026, 11, 1), note="n").id,
+            self.enqueue(tasks.closes, {"day": "2026-11-01", "note": "n"}),
+            self.enqueue(tasks.closes, {"args": ["2026-11-01"], "kwargs": {"note": "n"}}),
+        ]
+        numbers = [
+            tasks.adds.enqueue(1, third=5).id,
+            self.enqueue(tasks.adds, {"first": 1, "third": 5}),
+            self.enqueue(tasks.adds, {"args": [1], "kwargs": {"third": 5}}),
+        ]
+        self.assertEqual(drain().succeeded, 6)
+        for job_id in results:
+            self.assertEqual(default_task_backend.get_result(job_id).return_value, ["date", "n"])
+        for job_id in numbers:
+            self.assertEqual(default_task_backend.get_result(job_id).return_value, [1, 2, 5])
 
     def test_a_job_under_a_former_name_runs_and_has_its_result(self):
         job_id = str(pgqueue.enqueue(connection, "shop.tasks.send_mail", {"order_id": 1}))
