@@ -44,7 +44,9 @@ PauseTarget = Annotated[
         show_envvar=False,
     ),
 ]
-Reason = Annotated[str | None, typer.Option(help="Why, for those who ask.")]
+Reason = Annotated[str | None, typer.Option(help="Why: shown by why, explain and doctor.")]
+For = Annotated[str | None, typer.Option("--for", help="For this time: '1 hour'. Default: until it is resumed.")]
+Delay = Annotated[str, typer.Argument(metavar="DELAY", help="For this time: '30 s'.", show_envvar=False)]
 
 
 @app.command(name="list")
@@ -129,7 +131,7 @@ def list_pauses(as_json: AsJson = False, dsn: Dsn = None) -> None:
 def pause(
     kind: PauseKind,
     target: PauseTarget,
-    lasts: Annotated[str | None, typer.Option("--for", help="For this time: '1 hour'. Default: until resumed.")] = None,
+    lasts: For = None,
     reason: Reason = None,
     create: Create = False,
     as_json: AsJson = False,
@@ -146,7 +148,7 @@ def pause(
 def throttle(
     kind: PauseKind,
     target: PauseTarget,
-    delay: Annotated[str, typer.Argument(metavar="DELAY", help="For this time: '30 s'.", show_envvar=False)],
+    delay: Delay,
     reason: Reason = None,
     create: Create = False,
     as_json: AsJson = False,

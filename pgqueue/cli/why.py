@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
 
 from pgqueue.cli import names, output
@@ -14,6 +15,9 @@ from pgqueue.db import observe
 from pgqueue.db.call import perform
 
 app = commands()
+
+# Queues with due jobs that are asked about where none is late.
+_QUEUES = 20
 
 
 @app.command()
@@ -37,11 +41,13 @@ def why(
         # Where there is a cause there are jobs, so there is such a queue.
         if queue is not None and all(each["cause"] == "on_time" for each in found):
             names.look_up(connection, "queue", queue)
+        waiting = [] if found or as_json else _waiting(connection)
     if as_json:
         output.print_json(found)
         return
     if not found:
-        output.line("No queue is late.")
+        output.line("No queue is late by 30 s or more, and none is stuck for 5 min or more.")
+        found = waiting
     for each in found:
         late = "" if each["lag"] < 1 or each["cause"] == "on_time" else f", late by {output.lasting(each['lag'])}"
         stuck = "" if each["stuck_for"] < 1 else f", stuck for {output.lasting(each['stuck_for'])}"
@@ -49,3 +55,10 @@ def why(
         output.line(f"    {each['evidence']}")
         if each["cause"] != "on_time":
             output.line(f"    do: {each['remedy']}")
+
+
+def _waiting(connection: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+    """Return why jobs wait that are not late yet: nobody serves their queue, it is paused, and the like."""
+    due = [each["queue"] for each in perform(connection, observe.stats())["queues"] if each["due"]]
+    found = [each for queue in due[:_QUEUES] for each in perform(connection, observe.why_late(queue))]
+    return [each for each in found if each["cause"] != "on_time"]

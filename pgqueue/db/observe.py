@@ -10,6 +10,7 @@ from typing import Any
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
+from pgqueue.remedies import with_commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,16 @@ def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
 
 def doctor() -> Call[list[dict[str, str]]]:
     """Read the problems, the worst first."""
-    return Call(b"select pgqueue.legible(to_jsonb(d)) from pgqueue.doctor() d", (), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(d)) from pgqueue.doctor() d", (), _read_remedies)
 
 
 def why_late(queue: str | None = None) -> Call[list[dict[str, Any]]]:
     """Read why the jobs of a queue wait; without one, a row for each queue that is late, the worst first."""
-    return Call(b"select pgqueue.legible(to_jsonb(w)) from pgqueue.why_late(%s::text) w", (queue,), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(w)) from pgqueue.why_late(%s::text) w", (queue,), _read_remedies)
+
+
+def _read_remedies(rows: list[Row]) -> list[dict[str, Any]]:
+    return [with_commands(row[0]) for row in rows]
 
 
 # How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.

@@ -175,13 +175,17 @@ def test_a_task_whose_jobs_workers_give_back_is_named(run: Run, conn: psycopg.Co
 
 
 def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
-    assert run("why").out == "No queue is late.\n"
+    on_time = "No queue is late by 30 s or more, and none is stuck for 5 min or more.\n"
+    assert run("why").out == on_time
     enqueue(conn, queue="mail")
     clock.advance("16 s")
+    assert run("why").out.startswith(f"{on_time}mail: no_worker, late by 16 s\n    the queue has 1 job due since")
+    assert run("why", "--json").json() == []
     assert run("why", "mail").out.startswith("mail: no_worker, late by 16 s\n    the queue has 1 job due since")
     call(conn, "hello", "w", ["mail"])
     call(conn, "beat", "w")
     assert run("why", "mail").out.startswith("mail: on_time\n    its oldest due job waits for 16 s\n")
+    assert run("why").out == on_time
     clock.advance("3 min")
     said = run("why").out
     assert said.startswith("mail: no_worker, late by 3 min\n    the queue has 1 job due since")

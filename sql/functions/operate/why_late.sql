@@ -61,7 +61,7 @@ language plpgsql stable
 as $$
 declare
     v_first pgqueue.jobs;
-    v_paused_at timestamptz := (select s.since from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue);
+    v_pause record;
     v_due bigint;
     v_blocked record;
     v_unserved record;
@@ -76,22 +76,30 @@ begin
     order by f.ready_at, f.id
     limit 1;
     v_due := pgqueue._due_in(p_queue, p_now);
+    select s.since, s.until, s.source, s.reason, s.by as actor
+    into v_pause
+    from pgqueue._standing(p_now) s
+    where s.kind = 'queue' and s.target = p_queue;
     select b.* into v_blocked from pgqueue._blocked_in(p_queue) b;
     select u.* into v_unserved from pgqueue._unserved_in(p_queue, p_now) u;
     lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::double precision;
     stuck_for := case
-        when v_paused_at is null
+        when v_pause.since is null
             then greatest(coalesce(extract(epoch from p_now - least(v_blocked.oldest_at, v_unserved.oldest_at)), 0), 0)::double precision
         else 0::double precision
     end;
     since := least(v_first.ready_at, v_blocked.oldest_at);
 
-    if v_paused_at is not null and v_due + v_blocked.jobs > 0 then
+    if v_pause.since is not null and v_due + v_blocked.jobs > 0 then
         cause := 'paused';
         subject := p_queue;
-        since := v_paused_at;
-        evidence := format('the queue is paused since %s, and has %s due', v_paused_at, pgqueue._counted(v_due));
-        remedy := format('select pgqueue.resume(''queue'', %L, %L);', p_queue, (select s.source from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue));
+        since := v_pause.since;
+        evidence := concat(
+            format('the queue has %s due, and is ', pgqueue._counted(v_due)),
+            case v_pause.source when 'operator' then 'paused' when 'throttle' then 'throttled' else 'stopped by its breaker' end,
+            ' since ' || v_pause.since, ' until ' || v_pause.until, ' by ' || v_pause.actor, ': ' || v_pause.reason
+        );
+        remedy := format('select pgqueue.resume(''queue'', %L, %L);', p_queue, v_pause.source);
     end if;
     if cause is null then
         select l.* into cause, subject, evidence, remedy
