@@ -176,6 +176,12 @@ def printable(text: str) -> str:
     )
 
 
+def how_many(number: float, noun: str, write: Callable[[float], str] = str) -> str:
+    """Write a number with its noun: "1 job", "2 jobs"; in digits as `write` writes them."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{write(number)} {noun}{ending}"
+
+
 def one_line(error: BaseException) -> str:
     """Return an error as one line for a log."""
     text = " ".join(str(error).split())

@@ -22,6 +22,7 @@ from pgqueue.db import steps as db
 from pgqueue.db.call import Call, Row
 from pgqueue.db.json import from_json, readable, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
+from pgqueue.logs import how_many
 from pgqueue.signals import Suspended
 
 # A step yields statements, calls of its function, and what it waits for.
@@ -125,7 +126,9 @@ class Steps:
     def wait(self, jobs: Sequence[int]) -> Plan:
         """Plan to wait for jobs, and read their states and results."""
         call = db.suspend(*self._pair, jobs, self._others)
-        yield from self._give_back(call, lambda state: state == "suspended", f"it waits for {len(jobs)} jobs")
+        yield from self._give_back(
+            call, lambda state: state == "suspended", f"it waits for {how_many(len(jobs), 'job')}"
+        )
         outcomes = yield db.outcomes(jobs)
         for job_id, (_, result) in outcomes.items():
             readable(result, f"the result of job {job_id}")

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.logs import how_many
+
 # Seconds after which a queue is late, and very late.
 LATE, VERY_LATE = 30, 300
 
@@ -90,7 +92,9 @@ def reach(
     worst = max(running, key=lambda each: each["lag"], default=None)
     due = sum(each["due"] for each in running)
     if alive == 0 and worst is not None and due:
-        words = f"{due:,} {'jobs wait' if due > 1 else 'job waits'}, and no worker is alive: start one"
+        words = (
+            f"{how_many(due, 'job', '{:,}'.format)} {'wait' if due > 1 else 'waits'}, and no worker is alive: start one"
+        )
         evidence = f"the oldest is due in queue {worst['queue']}"
         return Verdict("late", "", 0.0, words, evidence, "pgqueue worker -r MODULE")
     if worst is None or not worst["lag"]:

@@ -118,7 +118,7 @@ class WorkerProcess:
 
     def started(self) -> WorkerProcess:
         """Wait until it logs that it runs."""
-        wait_until(lambda: self._says("tasks, concurrency"), timeout=60)
+        wait_until(lambda: self._says(", concurrency"), timeout=60)
         return self
 
     def kill(self) -> None:

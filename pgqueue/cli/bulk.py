@@ -14,7 +14,7 @@ from pgqueue.cli.progress import progress
 from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
-from pgqueue.logs import printable
+from pgqueue.logs import how_many, printable
 from pgqueue.search import Filter, order_for, parse
 
 # How many a chunk changed, how many it skipped, and how many are left, where that is known.
@@ -99,7 +99,7 @@ def run(
         if unknown:
             ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
             rest += f"; there is no job {ids}, or its history has expired"
-        output.line(f"{_jobs(changed)} {outcome}{rest}")
+        output.line(f"{how_many(changed, 'job')} {outcome}{rest}")
     if job_ids and not changed:
         raise typer.Exit(1)
 
@@ -126,7 +126,7 @@ def update(
         output.print_json({"action": "update", "changed": changed, "passed_over": skipped})
     else:
         rest = f"; {skipped} skipped: locked, executing, or attempted already" if skipped else ""
-        output.line(f"{_jobs(changed)} changed{rest}")
+        output.line(f"{how_many(changed, 'job')} changed{rest}")
 
 
 def _update_chunks(
@@ -151,13 +151,11 @@ def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, 
                 line.show(changed, None if total is None else changed + total)
     except BaseException as error:
         if changed or isinstance(error, KeyboardInterrupt):
-            output.message(f"{_jobs(changed)} {outcome} before this ended, and perhaps those of the chunk under way")
+            output.message(
+                f"{how_many(changed, 'job')} {outcome} before this ended, and perhaps those of the chunk under way"
+            )
         raise
     return changed, skipped
-
-
-def _jobs(number: int) -> str:
-    return f"{number} job{'' if number == 1 else 's'}"
 
 
 def _fitting(action: str, given: dict[str, object]) -> str:
@@ -185,9 +183,9 @@ def _confirm(action: str, number: int, is_exact: bool, is_more: bool, described:
             return
         output.line(f"No job to {action}.")
         raise typer.Exit
-    matches = f"{number:,}" if is_exact else f"at least {number:,}"
-    which = f"job{'' if number == 1 else 's'}{f' by: {described}' if described else ', all there are'}"
-    typer.confirm(f"{action.capitalize()} {matches} {which}?", abort=True, err=True)
+    matches = f"{'' if is_exact else 'at least '}{how_many(number, 'job', '{:,}'.format)}"
+    which = f" by: {described}" if described else ", all there are"
+    typer.confirm(f"{action.capitalize()} {matches}{which}?", abort=True, err=True)
 
 
 # The states that each action is for, where the filter names none.

@@ -14,7 +14,7 @@ from pgqueue.cli.tables import Table
 from pgqueue.db import steps
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
-from pgqueue.logs import printable
+from pgqueue.logs import how_many, printable
 
 app = commands("List events, the largest first or by name, and delete them.")
 
@@ -65,6 +65,6 @@ def delete_events(
     if as_json:
         output.print_json({"deleted": deleted})
     else:
-        output.line(f"{deleted} event{'' if deleted == 1 else 's'} deleted")
+        output.line(f"{how_many(deleted, 'event')} deleted")
     if names and not deleted:
         raise typer.Exit(1)

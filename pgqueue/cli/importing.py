@@ -15,6 +15,7 @@ from pgqueue.db import produce
 from pgqueue.db.call import perform
 from pgqueue.db.sources import GRAPHILE_WORKER, PGMQ, PGQUEUER, PROCRASTINATE, Reader, Source
 from pgqueue.errors import ConfigError
+from pgqueue.logs import how_many
 
 app = commands("Move the waiting jobs of another queue here.")
 
@@ -118,13 +119,17 @@ def _move(
             refused += _move_part(connection, reader, names, queue, moved)
         if refused and not leave_refused:
             raise ConfigError(
-                f"{len(refused)} jobs are refused here, and nothing was moved: {'; '.join(refused[:5])}",
+                f"nothing was moved, because {how_many(len(refused), 'job')} would be refused here:"
+                f" {'; '.join(refused[:5])}",
                 hint="correct them, or leave them where they are by --leave-refused",
             )
     for (name, outcome), jobs in sorted(moved.items()):
         output.line(f"{jobs:>10}  {name}  {outcome}")
     verb = "would be moved" if dry_run else "moved"
-    output.message(f"{sum(moved.values())} jobs {verb}; {len(refused)} refused and left; {running} run there and stay")
+    output.message(
+        f"{how_many(sum(moved.values()), 'job')} {verb}; {len(refused)} refused and left;"
+        f" {running} running there, and left"
+    )
 
 
 def _move_part(

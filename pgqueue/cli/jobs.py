@@ -40,6 +40,7 @@ from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import perform
 from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
+from pgqueue.logs import how_many
 from pgqueue.search import ORDERS, Filter, exactly, parse, quoted
 
 app = commands("List jobs, show one, and act on one or on many.")
@@ -98,9 +99,12 @@ def list_jobs(
                 found = perform(connection, operate.list_jobs(only, limit))
             if as_json:
                 output.print_json(found)
-            else:
-                job_table.show_table(found)
-                _show_unknown_tasks(connection, found)
+                return
+            job_table.show_table(found)
+            if len(found) == limit:
+                # Whether there is one more may take a look at all of history.
+                output.line(f"Shown: {how_many(limit, 'job')}. There may be more: --limit N.", "dim")
+            _show_unknown_tasks(connection, found)
 
         watch(show, again)
 

@@ -14,6 +14,7 @@ from pgqueue.cli.output import ago, when
 from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
+from pgqueue.logs import how_many
 
 app = commands()
 
@@ -88,8 +89,8 @@ def _show_maintenance(maintenance: dict[str, Any], place: str = "") -> None:
     last = maintenance["last_at"]
     output.line(
         f"{place}Maintenance last ran {ago(last) if last else 'never'}; "
-        f"{maintenance['rescued']} lapsed leases taken back so far, "
-        f"{maintenance['overdue_partitions']} partitions overdue."
+        f"{how_many(maintenance['rescued'], 'lapsed lease')} taken back so far, "
+        f"{how_many(maintenance['overdue_partitions'], 'partition')} overdue."
     )
     for step, failure in maintenance["failures"].items():
         output.line(f"{place}Maintenance step {step} fails since {when(failure['since'])}: {failure['error']}", "red")

@@ -17,6 +17,7 @@ from pgqueue.config import name_databases
 from pgqueue.db import observe
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
+from pgqueue.logs import how_many
 from pgqueue.search import parse
 
 app = commands()
@@ -100,7 +101,6 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
     if with_jobs:
         jobs.show()
     for database, stats in found.items():
-        workers = len(stats["workers"])
         when = output.when(stats["sampled_at"] or stats["at"])
-        counted = f"{workers} worker{'' if workers == 1 else 's'}; counted {when}."
+        counted = f"{how_many(len(stats['workers']), 'worker')}; counted {when}."
         output.line(f"{database}: {counted}" if place else counted)

@@ -8,6 +8,7 @@ from typing import Any
 from pgqueue.cli import output
 from pgqueue.cli.output import ago
 from pgqueue.cli.tables import Table
+from pgqueue.logs import how_many
 
 # By an operator's command, and whether the worker has said that it obeys.
 _COMMANDED = {
@@ -68,7 +69,7 @@ def _trouble(worker: dict[str, Any]) -> str:
         said = f"Worker {name} is gone, or not registered"
     if not held:
         return f"{said}; it holds no job."
-    jobs = f"{held} job{'s' if held > 1 else ''}"
+    jobs = how_many(held, "job")
     if lapsed:
         return f"{said}; it holds {jobs}, {lapsed} with a lapsed lease, which maintenance gives back."
     return f"{said}; it holds {jobs}, to run again when the lease lapses."

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pgqueue.config import worker_dsn
 from pgqueue.db import consume
+from pgqueue.logs import how_many
 from pgqueue.processes.worker_process import REPLACE_ME, WorkerProcess
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.outage import Outage
@@ -38,8 +39,8 @@ class CrashLoop:
             return 0.0
         pause: float = min(FIRST_PAUSE * 2 ** (self._crashes - 2), _LONGEST_PAUSE)
         log.warning(
-            "crash loop: %d workers in a row died soon after their start; the next one starts in %g s",
-            self._crashes,
+            "crash loop: %s in a row died soon after their start; the next one starts in %g s",
+            how_many(self._crashes, "worker"),
             pause,
         )
         return pause * random.uniform(0.9, 1.1)
@@ -65,5 +66,8 @@ async def _give_back(dsn: str, worker: WorkerProcess, held: list[tuple[int, int]
         await link.close()
     if given_back:
         log.warning(
-            "%d jobs of %s are given back; it ran %s", len(given_back), worker, [job_id for job_id, _ in held[:20]]
+            "gave back %s of %s; it ran %s",
+            how_many(len(given_back), "job"),
+            worker,
+            [job_id for job_id, _ in held[:20]],
         )

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from pgqueue.config import WorkerConfig
+from pgqueue.logs import how_many
 from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
 from pgqueue.processes.health import HealthServer
 from pgqueue.processes.service_manager import ServiceManager
@@ -176,10 +177,10 @@ class Supervisor:
     def _on_stop(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stopping.is_set():
-            log.warning("second signal: ending %d workers at once", len(self._workers))
+            log.warning("second signal: ending %s at once", how_many(len(self._workers), "worker"))
             self._at_once = number
         else:
-            log.info("%s: stopping %d workers", name, len(self._workers))
+            log.info("%s: stopping %s", name, how_many(len(self._workers), "worker"))
         self._stopping.set()
         for worker in self._workers.values():
             worker.asked_to_end = True
@@ -419,7 +420,7 @@ class Supervisor:
 
     async def _roll(self) -> None:
         """Replace all workers, one after the other."""
-        log.info("SIGHUP: rolling restart of %d workers", len(self._slots))
+        log.info("SIGHUP: rolling restart of %s", how_many(len(self._slots), "worker"))
         try:
             for slot in self._slots:
                 before = slot.worker

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from pgqueue.logs import how_many
 from pgqueue.processes.control_pipe import RETIRE, ControlPipe
 from pgqueue.worker.process import memory
 from pgqueue.worker.run import running_jobs
@@ -159,7 +160,7 @@ class WorkerProcess:
         if max_jobs is not None:
             done = self.status.get("succeeded", 0) + self.status.get("failed", 0)
             if done >= max_jobs:
-                return f"it has run {done} jobs"
+                return f"it has run {how_many(done, 'job')}"
         if max_memory is not None:
             size = memory.resident(self.process.pid)
             if size > max_memory:

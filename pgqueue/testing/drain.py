@@ -16,7 +16,7 @@ from pgqueue.db.consume import Failure, JobRow
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.hooks import Event
 from pgqueue.job import Surroundings
-from pgqueue.logs import one_line
+from pgqueue.logs import how_many, one_line
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
 from pgqueue.testing.doors import Door, door_to, stepped
@@ -226,9 +226,9 @@ class _Drain:
     async def _run_one(self, held: Held) -> None:
         task = self._app.tasks[held.row.task]
         if len(self._done.ids) >= self._limit:
-            often = ", ".join(f"{name} ({times} times)" for name, times in self._runs.most_common(3))
+            often = ", ".join(f"{name} ({how_many(times, 'time')})" for name, times in self._runs.most_common(3))
             raise AssertionError(
-                f"drain made {self._limit} attempts and {held} is still due; what ran: {often}."
+                f"drain made {how_many(self._limit, 'attempt')} and {held} is still due; what ran: {often}."
                 " Does it retry or enqueue itself forever? Give a larger limit, or recursive=False"
             )
         self._done.ids.append(held.row.id)

@@ -11,6 +11,7 @@ from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row
 from pgqueue.db.json import loaded, to_json
 from pgqueue.enqueue import Named
+from pgqueue.logs import how_many
 from pgqueue.tasks import Task
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ def assert_enqueued(
 
 
 def _fit(found: list[EnqueuedJob]) -> str:
-    return "1 job fits" if len(found) == 1 else f"{len(found)} jobs fit"
+    return f"{how_many(len(found), 'job')} {'fits' if len(found) == 1 else 'fit'}"
 
 
 def refute_enqueued(connection: Any, task: str | Named | None = None, **wanted: Any) -> Any:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
+from pgqueue.logs import how_many
 from pgqueue.search import order_for
 from pgqueue.web.context import Context
 
@@ -205,7 +206,7 @@ async def queue(context: Context) -> Response:
                 return context.page("purge.html", name=name, wrong="typed" in form)
             chunk = await change(context, operate.bulk("purge", {"queue": name}, 10_000))
             more = "; there is more: purge again" if chunk.next_after is not None else ""
-            return context.go("queue", name=name, said=f"{chunk.changed} jobs deleted{more}")
+            return context.go("queue", name=name, said=f"{how_many(chunk.changed, 'job')} deleted{more}")
         case _:
             raise HTTPException(400, "there is no such action")
     return context.go("queue", name=name, said="done")
@@ -268,12 +269,9 @@ def _said(action: str, changed: int, of: int) -> str:
         "delete": "deleted",
         "update": "changed",
     }
-    left = (
-        f"; {of - changed} were in another state, or locked{', or attempted' if action == 'update' else ''}"
-        if changed < of
-        else ""
-    )
-    return f"{changed} of {of} jobs {verb[action]}{left}"
+    done = how_many(of, "job") if changed == of else f"{changed} of {how_many(of, 'job')}"
+    state = f"in another state, or locked{', or attempted' if action == 'update' else ''}"
+    return f"{done} {verb[action]}{f'; {state}: {of - changed}' if changed < of else ''}"
 
 
 def one(form: Form, name: str) -> str:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from pgqueue import __version__
 from pgqueue.db import observe
+from pgqueue.logs import how_many
 from pgqueue.redaction import HIDDEN, is_hidden
 from pgqueue.search import quoted
 from pgqueue.web.series import percentile
@@ -47,6 +48,7 @@ def environment() -> Environment:
     found.filters.update(
         ago=ago,
         counted=counted,
+        how_many=many,
         fields=Fields,
         number=number,
         rate=rate,
@@ -120,6 +122,11 @@ def number(value: float | None, cut_at: int | None = None) -> str:
         return "–"
     found = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
     return f"{found}+" if cut_at is not None and value >= cut_at else found
+
+
+def many(value: float, noun: str) -> str:
+    """Write a number with its noun: 1 job, 2,000 jobs."""
+    return how_many(value, noun, number)
 
 
 def counted(numbers: Mapping[str, Any], name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.logs import how_many
 from pgqueue.verdict import LATE
 from pgqueue.web.render import seconds, short, stamp
 
@@ -166,7 +167,7 @@ def unrecorded(job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> list[st
     if job["claims"] > max(ended, 1) + (job["state"] in ("executing", "succeeded") and ended > 0):
         found.append("Only the last of the claims that ended without an error is recorded.")
     if job["losses"]:
-        times = "once" if job["losses"] == 1 else f"{job['losses']} times"
+        times = "once" if job["losses"] == 1 else how_many(job["losses"], "time")
         found.append(f"Its lease was lost {times}; when is not recorded.")
     if job["crashed_on"]:
         found.append(f"Workers that died while they ran it: {', '.join(map(short, job['crashed_on']))}.")

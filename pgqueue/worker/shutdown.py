@@ -13,6 +13,7 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
+from pgqueue.logs import how_many
 from pgqueue.worker.hold.held import End, Held, Holding, Stop
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -73,8 +74,8 @@ class Shutdown:
         stopping.raise_it("the worker shuts down")
         if self._runner.running:
             log.info(
-                "stopping: %d jobs may run for at most %g s; %d that have not started are given back",
-                self._runner.running,
+                "stopping: %s may run for at most %g s; %d that have not started are given back",
+                how_many(self._runner.running, "job"),
                 self._config.shutdown_timeout,
                 unstarted,
             )
@@ -84,14 +85,16 @@ class Shutdown:
                 await self._until(lambda: self._outbox.is_empty and not self._holding.held)
         except TimeoutError:
             left = len(self._holding.held)
-            log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
+            log.error(
+                "the ends of %s could not be stored; each runs again when its lease lapses", how_many(left, "job")
+            )
             return False
         await self._tell.close()
         await self.leave()
         log.info(
-            "worker %s ends: %d jobs succeeded, %d failed",
+            "worker %s ends: %s succeeded, %d failed",
             self._config.name,
-            self._tell.completed,
+            how_many(self._tell.completed, "job"),
             self._tell.failures,
         )
         return not cut_off

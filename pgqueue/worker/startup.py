@@ -10,6 +10,7 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume, presence
 from pgqueue.errors import SchemaError
+from pgqueue.logs import how_many
 from pgqueue.middleware import Around
 from pgqueue.schema.status import Status
 from pgqueue.worker.link.connection import Link
@@ -39,7 +40,9 @@ async def take_name(identity: Identity, name: str, link: Link) -> None:
     ask = partial(link.perform, patient=False)
     await identity.take_name(ask)
     if given_back := await ask(presence.release_former(name)):
-        log.warning("gave back %d jobs of a former process of this name: %s", len(given_back), given_back[:20])
+        log.warning(
+            "gave back %s of a former process of this name: %s", how_many(len(given_back), "job"), given_back[:20]
+        )
 
 
 def describe_queues(config: WorkerConfig) -> str:

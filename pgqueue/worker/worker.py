@@ -13,6 +13,7 @@ from pgqueue.config import WorkerConfig, check_dsn, describe_dsn, worker_dsn
 from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
+from pgqueue.logs import how_many
 from pgqueue.worker import operator_signals
 from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.hold.jobs import Jobs
@@ -322,10 +323,10 @@ class Worker:
         if config.listen and config.listen_dsn is not None:
             await self._listener.check()
         log.info(
-            "worker %s on %s: %d tasks, concurrency %s, queues %s",
+            "worker %s on %s: %s, concurrency %s, queues %s",
             config.name,
             self._place,
-            len(self._app.tasks),
+            how_many(len(self._app.tasks), "task"),
             config.concurrency if config.min_concurrency is None else f"{config.min_concurrency}:{config.concurrency}",
             describe_queues(config),
         )

@@ -62,7 +62,7 @@ async def test_procrastinates_waiting_jobs_are_moved(database: Database, procras
     )
     before = value(procrastinate, "select count(*) from procrastinate_jobs")
     output = await asyncio.to_thread(run, database, "procrastinate", "--dry-run")
-    assert "2 jobs would be moved; 0 refused and left; 1 run there and stay" in output
+    assert "2 jobs would be moved; 0 refused and left; 1 running there, and left" in output
     assert jobs(procrastinate) == []
     assert value(procrastinate, "select count(*) from procrastinate_jobs") == before
     output = await asyncio.to_thread(run, database, "procrastinate", "--task", "mail.send=send_email")
@@ -108,7 +108,7 @@ def test_one_that_is_refused_undoes_everything_or_is_left(
         "insert into procrastinate_jobs (queue_name, task_name, args) values"
         " ('q', 'good', '{}'), ('q', '', '{}'), ('q', 'good', '{}')"
     )
-    with pytest.raises(ConfigError, match=r"1 jobs are refused here, and nothing was moved: job 2 \(\)"):
+    with pytest.raises(ConfigError, match=r"nothing was moved, because 1 job would be refused here: job 2 \(\)"):
         run(database, "procrastinate")
     assert jobs(procrastinate) == []
     assert "2 jobs moved; 1 refused and left" in run(database, "procrastinate", "--leave-refused")
@@ -130,7 +130,7 @@ def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Conne
         r" (0, now(), 'queued', 'fetch', '\xff00', null, null),"
         " (0, now(), 'picked', 'fetch', null, null, null), (0, now(), 'queued', 'tick', null, null, null)"
     )
-    assert "4 jobs moved; 0 refused and left; 1 run there and stay" in run(database, "pgqueuer")
+    assert "4 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "pgqueuer")
     assert [row[:2] for row in jobs(conn)] == [
         ("fetch", {"url": "x"}),
         ("fetch", {"payload": "plain text"}),
@@ -149,7 +149,7 @@ def test_pgmqs_unread_messages_are_moved(database: Database, conn: psycopg.Conne
     conn.execute("""select pgmq.send('mail', '{"read": true}'); select pgmq.read('mail', 600, 1)""")
     conn.execute("""select pgmq.send('mail', '{"to": "a"}'); select pgmq.send('mail', '[1, 2]', 3600)""")
     conn.execute("""select pgmq.send('other', '{"n": 1}')""")
-    assert "3 jobs moved; 0 refused and left; 1 run there and stay" in run(database, "pgmq", "mail", "other")
+    assert "3 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "pgmq", "mail", "other")
     assert [(*row[:2], row[7]) for row in jobs(conn)] == [
         ("mail", {"to": "a"}, False),
         ("mail", {"payload": [1, 2]}, True),
@@ -185,7 +185,7 @@ def test_graphile_workers_jobs_are_moved(database: Database, conn: psycopg.Conne
         update graphile_worker._private_jobs set attempts = 2 where key = 'k'
         """
     )
-    assert "3 jobs moved; 0 refused and left; 1 run there and stay" in run(database, "graphile-worker")
+    assert "3 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "graphile-worker")
     assert jobs(conn) == [
         ("send", {"to": "a"}, "default", 0, None, None, 25, False),
         ("send", {"to": "b"}, "default", 5, "serial", "k", 5, True),

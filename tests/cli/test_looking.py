@@ -174,6 +174,14 @@ def test_a_task_whose_jobs_workers_give_back_is_named(run: Run, conn: psycopg.Co
     assert "Workers give jobs of task old back without an attempt: see pgqueue doctor." in run("status").out
 
 
+def test_a_list_that_stops_at_its_limit_says_so(run: Run, conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 22)
+    assert run("jobs", "list").out.endswith("\nShown: 20 jobs. There may be more: --limit N.\n")
+    assert "Shown: 1 job. There may be more" in run("jobs", "list", "--limit", 1).out
+    assert "may be more" not in run("jobs", "list", "--limit", 23).out
+    assert len(run("jobs", "list", "--json").json()) == 20
+
+
 def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
     on_time = "No queue is late by 30 s or more, and none is stuck for 5 min or more.\n"
     assert run("why").out == on_time

@@ -239,7 +239,7 @@ def test_progress_and_members(conn: psycopg.Connection) -> None:
 def test_explain_counts_the_members_that_are_left(conn: psycopg.Connection) -> None:
     group, members = group_of(conn, 3)
     [row] = table(conn, "explain", group)
-    assert (row.reason, row.detail) == ("group", f"group {group} is open; it has 3 members that have not ended")
+    assert (row.reason, row.detail) == ("group", f"group {group} is open; members that have not ended: 3")
     call(conn, "close_group", group)
     finish(conn, members[0])
     reserve_one(conn)

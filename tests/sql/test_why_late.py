@@ -192,14 +192,14 @@ def test_slots_that_are_taken_by_what_does_not_end(conn: psycopg.Connection, clo
         found = why(conn, queue)
         assert (found.severity, found.cause, found.subject) == ("critical", "slots", "review")
         assert found.evidence == (
-            "2 of 2 slots of worker w run review, the oldest for 41 min, and it usually takes 8.0 s"
+            "review takes 2 of 2 slots of worker w, the oldest for 41 min, and it usually takes 8.0 s"
         )
         assert found.remedy == f"pgqueue jobs stack {first}; pgqueue jobs cancel --task review --state executing"
     [finding] = doctor(conn, "slots")
     assert "late by it: default (41 min), payouts (41 min)" in finding.evidence
     assert doctor(conn, "lag") == []
     waits = value(conn, "select id from pgqueue.jobs where task = 'other'")
-    assert "2 of 2 slots of worker w run review" in table(conn, "explain", waits)[0].detail
+    assert "review takes 2 of 2 slots of worker w" in table(conn, "explain", waits)[0].detail
 
 
 def test_handlers_that_do_not_end_when_cancelled_are_killed_by_their_process(
@@ -286,7 +286,7 @@ def test_too_few_workers_with_what_comes_in_and_what_starts(conn: psycopg.Connec
     start(conn, 2)
     found = why(conn)
     assert found.cause == "workers"
-    assert "2 of 2 slots of worker w are taken" in found.evidence
+    assert "executing jobs take 2 of 2 slots of worker w" in found.evidence
     assert "2.18 a second start and 3.18 come in: they do not get fewer" in found.evidence
 
 

@@ -142,7 +142,7 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -
     page.get_by_role("button", name="Retry…").click()
     page.get_by_role("heading", name="Retry: 9 jobs?").wait_for()
     page.get_by_role("button", name="Retry", exact=True).click()
-    page.get_by_text("9 of 9 jobs retried").wait_for()
+    page.get_by_text("9 jobs retried").wait_for()
     assert value(filled, "select count(*) from pgqueue.history where state = 'dead'") == 0
 
 
@@ -151,7 +151,7 @@ def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Con
     page.goto("/dead")
     page.get_by_role("button", name="Retry all… like").click()
     page.get_by_role("button", name="Retry", exact=True).click()
-    page.get_by_text("9 of 9 jobs retried").wait_for()
+    page.get_by_text("9 jobs retried").wait_for()
 
 
 @pytest.mark.long
@@ -164,7 +164,7 @@ def test_thousands_that_match_want_their_number_typed_and_go_on_by_themselves(
     page.get_by_role("button", name="Cancel…").click()
     page.get_by_label("to continue").fill("1600")
     page.get_by_role("button", name="Cancel", exact=True).click()
-    page.get_by_text("1600 of 1600 jobs cancelled").wait_for()
+    page.get_by_text("1600 jobs cancelled").wait_for()
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
 
 
@@ -175,7 +175,7 @@ def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Pag
     page.get_by_role("button", name="Delete…").click()
     page.get_by_role("heading", name="Delete: 1 job?").wait_for()
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_text("1 of 1 jobs deleted").wait_for()
+    page.get_by_text("1 job deleted").wait_for()
     assert value(filled, "select count(*) from pgqueue.history where id = %s", job) == 0
 
 
@@ -267,7 +267,7 @@ def test_the_pages_work_without_javascript(
     page.get_by_role("button", name="Filter").click()
     page.locator("input[name=id]").first.check()
     page.get_by_role("button", name="Retry…").click()
-    page.get_by_text("1 of 1 jobs retried").wait_for()
+    page.get_by_text("1 job retried").wait_for()
     page.goto("/queue?name=mail")
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").wait_for()

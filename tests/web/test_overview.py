@@ -132,7 +132,7 @@ def test_what_is_late_beside_free_slots_and_a_database_that_is_well_lacks_worker
     maintain(conn)
     page = ask("GET", "/").text
     assert said(page) == "mail is 10 min late: it has too few workers."
-    assert re.search(r"0 of 4 slots of (worker )?w are taken", page)
+    assert re.search(r"executing jobs take 0 of 4 slots of (worker )?w", page)
 
 
 def test_what_is_late_stands_before_what_is_busy_and_quiet_queues_fold(

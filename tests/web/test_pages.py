@@ -175,7 +175,7 @@ def test_all_that_match_are_shown_first_then_changed_chunk_by_chunk(conn: psycop
         answer = ask("POST", "/act", **form)
         chunks += 1
     assert chunks == 3
-    assert "1200+of+1200" in answer.headers["location"]
+    assert "1200+jobs" in answer.headers["location"]
     assert value(conn, "select count(*) from pgqueue.jobs where queue = 'mail'") == 0
     assert value(conn, "select count(*) from pgqueue.jobs where queue = 'other'") == 5
 

@@ -94,7 +94,7 @@ async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_r
             go.set()
             assert await done(conn, mine) == ["succeeded"]
             assert started == [mine]
-    assert any(f"jobs that it does not hold: [{lost.id}]" in each.getMessage() for each in caplog.records)
+    assert any(f"that it does not hold: [{lost.id}]" in each.getMessage() for each in caplog.records)
 
 
 async def test_a_listener_that_was_cut_off_listens_again(database: Database, conn: psycopg.Connection) -> None:

@@ -157,7 +157,7 @@ async def test_a_reply_of_reserve_that_breaks_off_in_the_middle_costs_its_jobs_n
             jobs = enqueue_many(conn, 20, "marked")
             assert await done(conn, *jobs) == ["succeeded"] * 20
             assert proxy.cuts == 1
-    assert lines(caplog, "jobs that it does not hold")
+    assert lines(caplog, "that it does not hold")
     assert {job(conn, each).attempts for each in jobs} == {1}
 
 

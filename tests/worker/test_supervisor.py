@@ -228,7 +228,7 @@ def test_workers_in_a_crash_loop_are_replaced_after_growing_pauses(start_worker:
         wait_until(lambda n=number: supervisor.log().count("was killed by SIGKILL") == n)
     wait_until(lambda: "3 workers in a row died soon after their start; the next one starts in 1 s" in supervisor.log())
     assert "2 workers in a row died soon after their start; the next one starts in 0.5 s" in supervisor.log()
-    assert "1 workers in a row" not in supervisor.log()
+    assert "1 worker in a row" not in supervisor.log()
     ready(supervisor, 4)
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 0
@@ -434,7 +434,7 @@ def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervi
     supervisor = start_worker("-r", "sticking", "--processes", "2", "--lease", "600", "--name", "s")
     wait_until((tmp_path / "sticks").exists, timeout=30)
     supervisor.send(signal.SIGTERM)
-    wait_until(lambda: "SIGTERM: stopping 1 workers" in supervisor.log())
+    wait_until(lambda: "SIGTERM: stopping 1 worker" in supervisor.log())
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 128 + signal.SIGTERM
     assert "did not end and is killed" in supervisor.log()

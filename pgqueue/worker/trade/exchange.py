@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pgqueue.db import consume
 from pgqueue.db.consume import JobRow
 from pgqueue.errors import InvalidArgument
-from pgqueue.logs import one_line
+from pgqueue.logs import how_many, one_line
 from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.outbox import LARGE
 from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_too_much
@@ -206,7 +206,7 @@ class Exchange:
             # Jobs that ended while the list was on its way no longer execute.
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
-                log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])
+                log.warning("gave back %s that it does not hold: %s", how_many(len(given_back), "job"), given_back[:20])
         self._reply_lost = False
         self._compared, self._compared_at = to_compare, began
 

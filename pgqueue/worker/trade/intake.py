@@ -7,6 +7,7 @@ import logging
 import time
 
 from pgqueue.db.consume import JobRow
+from pgqueue.logs import how_many
 from pgqueue.worker.hold.handoffs import Handoffs
 from pgqueue.worker.hold.held import Held, Holding, batches, set_aside
 from pgqueue.worker.hold.outbox import Outbox
@@ -86,7 +87,7 @@ class Intake:
         self._runner.take(self._with_slots(taken))
         self.jobs_wait = len(taken) >= asked_for
         if rows:
-            log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
+            log.debug("reserved %s in %s", how_many(len(rows), "job"), how_many(len(taken), "call"))
             self._tell.reserved(len(rows))
             self.load.came(len(rows), now)
         if len(taken) < asked_for:

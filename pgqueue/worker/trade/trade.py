@@ -10,7 +10,7 @@ import psycopg
 
 from pgqueue.db import consume
 from pgqueue.errors import InvalidArgument, PgQueueError
-from pgqueue.logs import one_line
+from pgqueue.logs import how_many, one_line
 from pgqueue.worker.hold.held import End, Held, Holding, Verdict
 from pgqueue.worker.hold.outbox import LARGE, Outbox
 from pgqueue.worker.link.connection import Link
@@ -191,7 +191,7 @@ class Trade:
     async def _report_less(self, batch: list[Held], error: BaseException) -> None:
         """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
         size = sum(held.size for held in batch)
-        log.warning("%d ends, %d bytes, were not stored (%s)", len(batch), size, one_line(error))
+        log.warning("could not store %s of %d bytes (%s)", how_many(len(batch), "end"), size, one_line(error))
         if len(batch) > 1:
             self._outbox.were_too_many(batch)
             self.report_again(batch)

@@ -84,7 +84,7 @@ begin
     if found then
         perform pgqueue._refuse(
             format('%s must match the jobs that failed', v_wrong.name),
-            format('There are %s of %s and %s jobs that failed.', v_wrong.count, v_wrong.name, p_count),
+            format('It has length %s, and there are %s.', v_wrong.count, case when p_count = 1 then '1 such job' else p_count || ' such jobs' end),
             format('Give one of %s for each of these jobs (null for none), or leave it out.', v_wrong.name)
         );
     end if;

@@ -36,7 +36,7 @@ as $$
     union all
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
-        format('the limit lets no job start (max_executing = 0), and %s jobs wait for it', l.limits ->> 'parked'),
+        format('the limit lets no job start (max_executing = 0), and holds back %s', pgqueue._counted((l.limits ->> 'parked')::bigint)),
         format('select pgqueue.set_limit(%L, %L, max_executing => 1);', l.limits ->> 'kind', l.limits ->> 'target')
     from jsonb_array_elements(pgqueue._limits_now(10000)) l (limits)
     where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
@@ -51,7 +51,7 @@ as $$
     where s.since < p_now - interval '1 day' and (s.kind <> 'queue' or pgqueue._due_in(s.target, p_now) = 0)
     union all
     select
-        'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that no longer exists', count(*)),
+        'warning', 'limit', j.blocked_on, format('a limit that no longer exists holds back at least %s', pgqueue._counted(count(*), 'job')),
         'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
     from (select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000) j
     -- @parents, and the like, are no limits. The jobs of a pause that has ended come back by and by.

@@ -10,7 +10,7 @@ as $$
         case when o.age > interval '1 hour' then 'critical' else 'warning' end,
         'old_snapshot', o.who,
         format(
-            '%s; vacuum cannot remove rows that were deleted since: the tables of the queue have %s dead rows beside %s live ones now, %s with their indexes; they grow with each job, and claims slow down',
+            '%s; vacuum cannot remove rows that were deleted since: the tables of the queue have %s dead and %s live rows now, %s with their indexes; they grow with each job, and claims slow down',
             o.evidence, c.dead, c.live, c.size
         ),
         o.remedy
@@ -19,9 +19,9 @@ as $$
             pgqueue._clock() - a.xact_start as age,
             format('session %s', a.pid) as who,
             format(
-                'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s transactions', a.pid, a.usename,
+                'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s', a.pid, a.usename,
                 coalesce(nullif(a.application_name, ''), 'no application_name'), coalesce(host(a.client_addr), 'the local socket'),
-                a.state, a.xact_start, age(coalesce(a.backend_xmin, a.backend_xid))
+                a.state, a.xact_start, pgqueue._counted(age(coalesce(a.backend_xmin, a.backend_xid)), 'transaction')
             ) as evidence,
             format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
         from pg_stat_activity a
@@ -55,7 +55,7 @@ as $$
     union all
     select
         'info', 'blind', 'pg_stat_activity',
-        format('%s sessions of other roles are hidden from role %s: an old snapshot among them is not found', count(*), current_user),
+        format('role %s cannot see %s of other roles, nor an old snapshot that one of them holds', current_user, pgqueue._counted(count(*), 'session')),
         format('grant pg_read_all_stats to %I;', current_user)
     from pg_stat_activity a
     where a.query = '<insufficient privilege>' and a.datname = current_database()
@@ -137,7 +137,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select
         case when s.n_dead_tup > 1000000 then 'critical' else 'warning' end, 'dead_tuples', s.relname::text,
-        format('%s dead rows beside %s live ones; last vacuum %s', s.n_dead_tup, s.n_live_tup,
+        format('%s dead and %s live rows; last vacuum %s', s.n_dead_tup, s.n_live_tup,
             coalesce(greatest(s.last_vacuum, s.last_autovacuum)::text, 'never')),
         format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
     from pg_stat_all_tables s
@@ -160,7 +160,7 @@ as $$
     union all
     select
         'warning', 'partitions', 'history',
-        format('%s partitions of history hold only rows whose retention is over, the oldest since %s', count(*), min(o.upper)),
+        format('history keeps %s of rows whose retention is over, the oldest since %s', pgqueue._counted(count(*), 'partition'), min(o.upper)),
         'end the long queries on pgqueue.history or all_jobs that keep maintain() from dropping them'
     from pgqueue._overdue_partitions(p_now) o
     where o.upper < p_now - interval '1 hour'
@@ -168,7 +168,7 @@ as $$
     union all
     select
         'warning', 'partitions', 'history',
-        format('%s partitions of history for the next days or months are missing%s', count(*), '; maintain() could not make them: ' || l.error),
+        format('history is missing %s for the next days or months%s', pgqueue._counted(count(*), 'partition'), '; maintain() could not make them: ' || l.error),
         case when l.error is null then 'let a worker run, or: select pgqueue.maintain();' else 'correct the cause that the error names' end
     from pgqueue._partition_gaps(3, 1) g
     cross join (select s.error from pgqueue._last_steps() s where s.step = 'partitions') l
@@ -194,7 +194,7 @@ as $$
         group by c.relname
         union all
         select
-            'function ' || min(p.proname), format('execute, on %s functions', count(*)),
+            'function ' || min(p.proname), 'execute, on ' || pgqueue._counted(count(*), 'function'),
             'revoke all on all functions in schema pgqueue from public;'
         from pg_proc p
         cross join aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a

@@ -89,7 +89,7 @@ as $$
     union all
     (
         select
-            'warning', 'events', format('%s events', t.number),
+            'warning', 'events', pgqueue._counted(t.number, 'event'),
             format('their payloads take %s; the largest are %s', pg_size_pretty(t.bytes), t.largest),
             'select * from pgqueue.events(by_size => true); then give emit_event a shorter keep_for, or: '
                 || format('select pgqueue.delete_events(array[%L]);', t.first)

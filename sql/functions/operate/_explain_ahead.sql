@@ -12,11 +12,11 @@ begin
     if p_job.task = '@group' then
         select count(*), min(j.id) into v_open, behind from pgqueue.jobs j where j.group_id is not null and j.group_id = p_job.id;
         if p_job.blocked_on = '@open' then
-            detail := format('group %s is open; it has %s members that have not ended', p_job.id, v_open);
+            detail := format('group %s is open; members that have not ended: %s', p_job.id, v_open);
             return;
         elsif v_open > 0 then
             v_named := (select j.state::text from pgqueue.jobs j where j.id = behind);
-            detail := format('group %s waits for %s members, the oldest %s (%s)', p_job.id, v_open, behind, v_named);
+            detail := format('group %s waits for %s, the oldest %s (%s)', p_job.id, pgqueue._counted(v_open, 'member'), behind, v_named);
             return;
         end if;
     end if;

@@ -252,12 +252,13 @@ as $$
     ) f
 $$;
 
--- A number of jobs that was counted up to 10,000, as words.
-create or replace function pgqueue._counted(p_jobs bigint)
+-- A number with its noun: 1 event, 2 events. Without a noun, jobs that were counted up to 10,000.
+create or replace function pgqueue._counted(p_number bigint, p_noun text default null)
 returns text
 language sql immutable parallel safe
 as $$
-    select case when p_jobs >= 10000 then 'about ' else '' end || p_jobs || case when p_jobs = 1 then ' job' else ' jobs' end
+    select case when p_noun is null and p_number >= 10000 then 'about ' else '' end || p_number || ' ' || coalesce(p_noun, 'job')
+        || case when p_number = 1 then '' else 's' end
 $$;
 
 -- A time as people say it: 40 s, 38 min, 7 h, 3 d.

@@ -100,9 +100,9 @@ begin
                 case
                     when v_job.state = 'failed' then 'it failed and is retried'
                     when pgqueue._is_given_back(v_job, v_now) then format(
-                        'workers reserved it %s times and gave it back without an attempt, the last time %s: they do not have task %s, '
+                        'workers reserved it %s and gave it back without an attempt, the last time %s: they do not have task %s, '
                         'or its handler snoozes; it runs again',
-                        (v_job.reservation >> 20) - v_job.losses, v_job.reserved_by, v_job.task
+                        pgqueue._counted((v_job.reservation >> 20) - v_job.losses, 'time'), v_job.reserved_by, v_job.task
                     )
                     when v_job.reservation > 0 then 'it was deferred; it runs again'
                     else 'it is to run'

@@ -257,8 +257,8 @@ begin
         cause := 'slots';
         subject := v_slots.task;
         since := v_slots.oldest_at;
-        evidence := format('%s of %s slots of %s run %s, the oldest for %s, %s', v_slots.overlong, v_slots.slots, v_slots.workers,
-            v_slots.task, pgqueue._in_words(p_now - v_slots.oldest_at),
+        evidence := format('%s takes %s of %s slots of %s, the oldest for %s, %s', v_slots.task, v_slots.overlong, v_slots.slots, v_slots.workers,
+            pgqueue._in_words(p_now - v_slots.oldest_at),
             coalesce('and it usually takes ' || pgqueue._in_words(v_slots.usual), 'and none ended within a day'));
         if v_slots.asked >= v_slots.overlong then
             evidence := evidence || '; they were asked to cancel, and do not end';
@@ -288,7 +288,7 @@ begin
         subject := v_queue;
         evidence := concat(
             format('the oldest of %s is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
-            coalesce(least(v_slots.executing, v_slots.slots) || ' of ' || v_slots.slots || ' slots of ' || v_slots.workers || ' are taken', 'it is served by ' || v_slots.workers),
+            coalesce('executing jobs take ' || least(v_slots.executing, v_slots.slots) || ' of ' || v_slots.slots || ' slots of ' || v_slots.workers, 'it is served by ' || v_slots.workers),
             '; ' || pgqueue._rates_of(v_queue, p_due, p_now)
         );
         remedy := 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(v_queue);
