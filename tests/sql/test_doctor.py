@@ -126,6 +126,15 @@ def test_a_limit_that_nothing_can_leave(conn: psycopg.Connection) -> None:
     assert findings(conn)["limit"][:2] == ("warning", "task:t")
 
 
+@pytest.mark.parametrize(("jobs", "says"), [(1, "holds back 1 job"), (2, "holds back 2 jobs")])
+def test_a_number_has_its_noun_in_the_singular_or_the_plural(conn: psycopg.Connection, jobs: int, says: str) -> None:
+    call(conn, "set_limit", "task", "t", max_executing=0)
+    enqueue_many(conn, jobs)
+    reserve(conn, jobs)
+    evidence = "select evidence from pgqueue.doctor() where topic = 'limit'"
+    assert value(conn, evidence).endswith(f"and {says}")
+
+
 @pytest.mark.parametrize(
     "name", ["mail", "a b", "x; touch /tmp/y", "it's", "$(reboot)", "-q", "`id`", 'a"b', "a\nb", "ä"]
 )

@@ -13,7 +13,7 @@ import orjson
 import psycopg
 import pytest
 
-from pgqueue.logs import JobFilter, JsonLines, _Plain, job_fields, subject
+from pgqueue.logs import JobFilter, JsonLines, _Plain, how_many, job_fields, subject
 from tests.calls import enqueue, state
 from tests.docs.pages import blocks
 from tests.facts import wait_until
@@ -64,6 +64,20 @@ def as_json(made: logging.LogRecord) -> Any:
     text = JsonLines("w").format(made)
     assert "\n" not in text
     return orjson.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "says"),
+    [
+        (0, "job", "0 jobs"),
+        (1, "job", "1 job"),
+        (2, "job", "2 jobs"),
+        (1, "bus", "1 bus"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_a_number_is_written_with_its_noun(number: int, noun: str, says: str) -> None:
+    assert how_many(number, noun) == says
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
