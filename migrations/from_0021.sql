@@ -32,20 +32,20 @@ alter table pgqueue.notes alter kind type text using case
 end;
 create index notes_members on pgqueue.notes (id) where kind = 'revive';
 comment on column pgqueue.notes.kind is
-    'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history; superseded: a job to cancel, as another has its dedupe key.';
-comment on column pgqueue.notes.name is 'How the parent ended, or the event.';
+    'parents: a new child and its parents. settle: a job that waits, and what it still waits for. ended: the children of a job that ended. retried: the children of a job that was retried. doubtful: a child whose dead or cancelled parent may come back. group: a group. recount: a group with members that were retried. cancel: the members of a group that is cancelled. revive: the members of a group that came back. event: an event. steps: an ended job, whose steps move to history. superseded: a job to cancel, because another one has its dedupe key.';
+comment on column pgqueue.notes.name is 'How the parent ended, or the name of the event.';
 
 -- A job has a cap of its own for its delays, and a delay that grows has one by default.
 alter type pgqueue.job_options add attribute retry_cap interval;
 comment on column pgqueue.tasks.retry_cap is
-    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, 1 day for exponential and sidekiq (or retry_delay, if that is longer), none otherwise.';
+    'The longest delay of the policy, before a random part is added. Default: 1 hour for doubling; 1 day for exponential and sidekiq, or retry_delay if that is longer; none otherwise.';
 comment on column pgqueue.jobs.retry is
-    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
+    'Options for the retries of this job, which override those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
 alter table pgqueue.samples add column oldest_stuck_at timestamptz;
 comment on column pgqueue.samples.oldest_stuck_at is
-    'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
+    'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 comment on column pgqueue.jobs.errors is
-    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at, when it failed, and retry_at; policy_error, where the rule that had to say when to retry failed itself.';
+    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at (when it failed) and retry_at; and policy_error, if the rule that decides about the retry failed itself.';
 
 -- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
 create table pgqueue.pauses (
@@ -62,42 +62,45 @@ create index pauses_by_target on pgqueue.pauses (kind, target, until);
 create index pauses_by_time on pgqueue.pauses (until);
 create index pauses_prefix on pgqueue.pauses (until) where kind = 'limit_key' and right(target, 1) = '*';
 comment on table pgqueue.pauses is
-    'What is paused: see pause() and throttle(). The longest end of all rows that match a job counts.';
-comment on column pgqueue.pauses.n is 'Order.';
+    'Queues, tasks and limit_keys of which no job starts: see pause() and throttle(). If several rows match a job, the one that ends last counts.';
+comment on column pgqueue.pauses.n is 'The order in which rows were written.';
 comment on column pgqueue.pauses.kind is 'queue, task or limit_key.';
 comment on column pgqueue.pauses.target is
-    'The queue, the task or the limit_key; of limit_keys target* for all that begin so.';
-comment on column pgqueue.pauses.source is 'operator: pause(). throttle: throttle(), by a handler as a rule. breaker: a breaker.';
-comment on column pgqueue.pauses.until is 'When it ends; infinity: with resume().';
-comment on column pgqueue.pauses.at is 'When it was written.';
-comment on column pgqueue.pauses.reason is 'Why.';
-comment on column pgqueue.pauses.by is 'Who: the actor of the audit; of a throttle the worker.';
+    'The queue, the task or the limit_key; target* stands for all limit_keys that begin with target.';
+comment on column pgqueue.pauses.source is
+    'operator: pause(). throttle: throttle(), usually called by a handler. breaker: a circuit breaker.';
+comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when resume() is called.';
+comment on column pgqueue.pauses.at is 'When the pause was written.';
+comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
+comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
 insert into pgqueue.pauses (kind, target, source, until, at, by)
 select 'queue', q.name, 'operator', 'infinity', q.paused_at, session_user from pgqueue.queues q where q.paused_at is not null;
 alter table pgqueue.queues drop column paused_at;
 alter table pgqueue.jobs add column throttled_since timestamptz;
 comment on column pgqueue.jobs.throttled_since is
-    'Since when it was only throttled: after a day the next throttle counts as an attempt. Null: it was not, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
 alter table pgqueue.settings
     add column throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days');
 comment on column pgqueue.settings.throttle_most is
-    'How long a throttle lasts at most, whatever a handler asks for.';
+    'How long a throttle lasts at most, even if a handler asks for more.';
 comment on column pgqueue.jobs.blocked_on is
-    'The limit or pause that a blocked job waits for; null: it waits for the job ahead of it in its key.';
-comment on column pgqueue.limit_waits.name is 'The limit: kind:target; or pause:kind:target.';
+    'The limit or pause for which a blocked job waits; null: it waits for the job ahead of it in its key.';
+comment on column pgqueue.limit_waits.name is 'The limit, as kind:target; for a pause, pause:kind:target.';
 
 -- Log lines of jobs, and the stacks of handlers.
 alter table pgqueue.settings add column retention_logs interval not null default '7 days'
     check (retention_logs between '1 hour' and '2 years');
-comment on column pgqueue.settings.retention_logs is 'How long log lines of jobs are kept, from when they were written.';
+comment on column pgqueue.settings.retention_logs is 'How long a log line of a job is kept after it was written.';
 alter table pgqueue.workers add column stack_of bigint, add column stack_asked_at timestamptz;
 alter table pgqueue.workers
     drop constraint workers_command_check,
     add constraint workers_command_check check (command in ('quiet', 'stop', 'kill'));
 comment on column pgqueue.workers.command is
-    'What an operator asked of it: quiet, stop or kill; null: nothing. See quiet_worker(), stop_worker(), kill_worker().';
-comment on column pgqueue.workers.stack_of is 'Private: the job of whose handler an operator wants the stack, until the worker has read that.';
-comment on column pgqueue.workers.stack_asked_at is 'Private: when that was asked; it counts for ten seconds.';
+    'The command that an operator gave it: quiet, stop or kill; null: none. See quiet_worker(), stop_worker() and kill_worker().';
+comment on column pgqueue.workers.stack_of is
+    'Private: the job whose handler''s stack an operator asked for, until the worker has read that.';
+comment on column pgqueue.workers.stack_asked_at is
+    'Private: when the stack was asked for; the request is valid for ten seconds.';
 create table pgqueue.job_logs (
     n bigint generated always as identity,
     job_id bigint not null,
@@ -109,14 +112,15 @@ create table pgqueue.job_logs (
     primary key (job_id, n)
 );
 create index job_logs_by_time on pgqueue.job_logs (written_at);
-comment on table pgqueue.job_logs is 'Private: log lines of jobs, for settings.retention_logs. Read job_log() instead.';
-comment on column pgqueue.job_logs.n is 'Ascending number of the row.';
+comment on table pgqueue.job_logs is
+    'Private: log lines of jobs, kept for settings.retention_logs. Read job_log() instead.';
+comment on column pgqueue.job_logs.n is 'The order in which lines were stored.';
 comment on column pgqueue.job_logs.job_id is 'The job.';
-comment on column pgqueue.job_logs.attempt is 'The attempt in which it was written.';
-comment on column pgqueue.job_logs.written_at is 'When it was stored.';
-comment on column pgqueue.job_logs.at is 'When the handler wrote it, by the clock of its host.';
-comment on column pgqueue.job_logs.level is 'DEBUG to CRITICAL; STACK: a line of the stack of its handler.';
-comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at most.';
+comment on column pgqueue.job_logs.attempt is 'The attempt in which the line was written.';
+comment on column pgqueue.job_logs.written_at is 'When the line was stored.';
+comment on column pgqueue.job_logs.at is 'When the handler wrote the line, by the clock of its host.';
+comment on column pgqueue.job_logs.level is 'The level, DEBUG to CRITICAL; STACK: a line of the handler''s stack.';
+comment on column pgqueue.job_logs.line is 'The text, at most 1,024 characters.';
 
 -- A filter finds errors that differ only in numbers, ids and quoted text.
 alter type pgqueue.job_filter add attribute fingerprints text[];
@@ -217,3 +221,375 @@ comment on column pgqueue.heads.queue is
     'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
 create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean);
 comment on type pgqueue.due_lane is 'Private: a lane in which a job is due; whether tenants take turns in it, and its queue is under a limit.';
+
+-- Comments were edited.
+comment on type pgqueue.job_state is
+    'waiting: due once its time has come. executing: reserved by a worker. failed: to be retried. blocked: it waits for another job or for a limit. Final: succeeded, dead (out of attempts), cancelled.';
+comment on column pgqueue.settings.retention_cancelled is 'How long a cancelled job stays in history, in the same way.';
+comment on column pgqueue.settings.retention_dead is 'How long a dead job stays in history, in the same way.';
+comment on column pgqueue.settings.retention_parents is
+    'How long history keeps a job that others waited for, at least.';
+comment on column pgqueue.settings.retention_audit is
+    'How long a row of the audit is kept. Only the owner of the schema may set it, because the audit records what operators do.';
+comment on table pgqueue.queues is
+    'The options that operators set for a queue; they take effect at once. A queue without a row has the defaults.';
+comment on column pgqueue.queues.priority is
+    'The priority of jobs for which neither the enqueue nor the task gives one.';
+comment on column pgqueue.queues.retention_cancelled is
+    'How long history keeps cancelled jobs of this queue; null: as settings says.';
+comment on column pgqueue.queues.retention_dead is
+    'How long history keeps dead jobs of this queue; null: as settings says.';
+comment on column pgqueue.queues.weight is
+    'The share of this queue in the claims of workers that are given no weights; a queue without one has 1.';
+comment on column pgqueue.queues.retry_budget is
+    'How many failed jobs of this queue may become due in one second; more are deferred to the next second with capacity. Null: no limit.';
+comment on table pgqueue.tasks is
+    'The options of a task. Code declares the declared_* columns when a worker starts. An operator sets the others, which override them, survive deploys and take effect at once.';
+comment on column pgqueue.tasks.queue is 'The queue of jobs that are enqueued without one.';
+comment on column pgqueue.tasks.priority is
+    'The priority of jobs that are enqueued without one, -100 to 100; higher runs first.';
+comment on column pgqueue.tasks.max_attempts is 'How many attempts a job has before it is dead; default 11.';
+comment on column pgqueue.tasks.retry_policy is
+    'How the delay after a failure is computed, with n retries so far. fixed: retry_delay. exponential (default): retry_delay + n^5 s. sidekiq: retry_delay (15 s) + n^4 s + up to 30 * (n + 1) s at random. doubling: a random part of retry_delay * 2^n. list: retry_delays one after the other. function: retry_function decides.';
+comment on column pgqueue.tasks.retry_jitter is
+    'How much of a delay is random, 0 to 1. fixed, exponential and list: up to this fraction is added; default 0.1. sidekiq: this fraction of its random part is added; default 1. doubling: up to this fraction is subtracted; default 1.';
+comment on column pgqueue.tasks.expires_in is
+    'How long after its run_at a job may still start; after that it is cancelled. Null: it never expires.';
+comment on column pgqueue.tasks.retention_succeeded is
+    'How long history keeps succeeded jobs; null: as the queue says, then settings.';
+comment on column pgqueue.tasks.retention_cancelled is
+    'How long history keeps cancelled jobs; null: as the queue says, then settings.';
+comment on column pgqueue.tasks.retention_dead is
+    'How long history keeps dead jobs; null: as the queue says, then settings.';
+comment on column pgqueue.tasks.retry_delays is
+    'The delays of the policy list, one for each retry; further retries use the last one.';
+comment on column pgqueue.tasks.retry_queue is 'The queue to which a failed job moves; null: it stays in its queue.';
+comment on column pgqueue.tasks.retry_function is
+    'The function that the policy function calls. Only the owner of the schema sets it, with set_retry_function(); code cannot declare it.';
+comment on column pgqueue.tasks.accumulate is
+    'Whether all due payloads of a key are handled in one batch; default false.';
+comment on column pgqueue.tasks.batch_size is
+    'For an accumulating task: how many keys are handled in one call of the handler; default 1.';
+comment on column pgqueue.tasks.timeout is 'How long one attempt may take; null: no limit.';
+comment on column pgqueue.tasks.max_crashes is
+    'How many workers may die while they run a job before the job is dead; default 3.';
+comment on column pgqueue.tasks.declared_docs is
+    'The address of the documentation of the task, such as a runbook, as declared by the code.';
+comment on column pgqueue.tasks.declared_owner is 'Who is responsible for the task, as declared by the code.';
+comment on table pgqueue.limits is
+    'How many jobs may execute at the same time, and start within a time, over the whole fleet. A change takes effect at once.';
+comment on column pgqueue.limits.kind is
+    'queue, task, key (all keys that begin with target, together) or limit_key (each value by itself; target* for all values that begin with target).';
+comment on column pgqueue.limits.max_executing is 'How many jobs may execute at the same time; null: no such limit.';
+comment on column pgqueue.limits.rate is
+    'How many jobs may start in any period of the length per; null: no such limit.';
+comment on column pgqueue.limits.per is 'The length of the period for rate.';
+comment on table pgqueue.schedules is
+    'Schedules, which enqueue jobs by the clock. An operator sets paused_at, expression and timezone, which survive deploys and take effect within a second. The other columns are as schedule() last wrote them. Read pgqueue.effective_schedules.';
+comment on column pgqueue.schedules.paused_at is
+    'Since when the schedule enqueues nothing; null: it runs. See pause_schedule().';
+comment on column pgqueue.schedules.expression is
+    'A cron expression that overrides the declared one; null: as declared. While it is wrong, stats() shows the error, and nothing is enqueued.';
+comment on column pgqueue.schedules.timezone is 'A time zone that overrides the declared one; null: as declared.';
+comment on column pgqueue.schedules.declared_expression is
+    'The cron expression, as declared; null: the schedule runs by every.';
+comment on column pgqueue.schedules.declared_timezone is 'The time zone of the expression, as declared.';
+comment on column pgqueue.schedules.every is 'The interval between two runs; null: the schedule runs by an expression.';
+comment on column pgqueue.schedules.anchor is
+    'The instant from which every is counted: when the schedule was declared, or when every was last changed.';
+comment on column pgqueue.schedules.catch_up is
+    'What happens to missed runs: skip, last (only the last one runs; the default) or all.';
+comment on column pgqueue.schedules.catch_up_cap is
+    'How many missed runs are made up for with catch_up = all, the latest ones. Default 100.';
+comment on column pgqueue.schedules.overlap is
+    'What happens while the previous job is live: start another one (the default), or skip the run.';
+comment on column pgqueue.schedules.jitter is
+    'The run_at of a job is deferred at random by up to this; null: it is not deferred.';
+comment on column pgqueue.schedules.task is 'The task of its jobs.';
+comment on column pgqueue.schedules.args is 'The arguments of its jobs.';
+comment on column pgqueue.schedules.queue is 'The queue of its jobs; null: as the task says.';
+comment on column pgqueue.schedules.priority is 'The priority of its jobs; null: as the task says, then the queue.';
+comment on column pgqueue.schedules.max_attempts is 'How many attempts its jobs have; null: as the task says.';
+comment on column pgqueue.schedules.headers is
+    'Headers of its jobs, in addition to schedule and scheduled_at, which each of them has.';
+comment on column pgqueue.schedules.tags is 'The tags of its jobs.';
+comment on column pgqueue.schedules.retention is
+    'How long history keeps its jobs; null: as the task says, then the queue, then settings.';
+comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, and write through the functions.';
+comment on column pgqueue.jobs.id is 'The id that enqueue() returned; ids grow with time.';
+comment on column pgqueue.jobs.reservation is
+    'The fencing token: it grows with every claim of this job and is never reused. complete(), fail(), extend(), release() and snooze() take it.';
+comment on column pgqueue.jobs.run_at is 'When the job is to run, as its producer asked.';
+comment on column pgqueue.jobs.ready_at is
+    'Private: its position in the ready index: the time from which reserve() may return the job.';
+comment on column pgqueue.jobs.expires_at is
+    'The job is cancelled if it has not started by then. Null: it never expires.';
+comment on column pgqueue.jobs.lease_expires_at is 'Until when the reservation holds, unless it is extended.';
+comment on column pgqueue.jobs.lease is 'The length of the lease, as last given to reserve() or extend().';
+comment on column pgqueue.jobs.retention is
+    'How long history keeps this job; null: as its task says, then its queue, then settings.';
+comment on column pgqueue.jobs.attempts is
+    'The attempts so far, including the one under way. A release, a snooze and a lapsed lease do not use one.';
+comment on column pgqueue.jobs.max_attempts is 'How many attempts it has before it is dead; null: as its task says.';
+comment on column pgqueue.jobs.priority is 'The priority, -100 to 100; higher runs first.';
+comment on column pgqueue.jobs.resumed is
+    'Private: whether the job came back (released, lease lapsed, retried by hand); such jobs are read before the others of their lane.';
+comment on column pgqueue.jobs.grace_given is
+    'Private: whether this reservation has had its grace period after a gap in maintenance.';
+comment on column pgqueue.jobs.task is 'The task: the named function that a worker runs.';
+comment on column pgqueue.jobs.key is
+    'The key: jobs of one queue and key run one at a time, in the order of their ids.';
+comment on column pgqueue.jobs.reserved_by is 'The worker that holds the job, or held it last.';
+comment on column pgqueue.jobs.args is 'The arguments of the task, a JSON object.';
+comment on column pgqueue.jobs.headers is 'Metadata besides args, such as a trace context and what middleware adds.';
+comment on column pgqueue.jobs.leader is
+    'For a job in a batch of an accumulating task: the job that represents all payloads of its key; the leader has its own id here while it executes.';
+comment on column pgqueue.jobs.followers is 'For a leader: the jobs with the other payloads of its key in this batch.';
+comment on column pgqueue.jobs.score is
+    'The order of a payload within the batch of an accumulating task; null: by the time of its enqueue.';
+comment on column pgqueue.jobs.limit_key is 'The value to which limits of the kind limit_key apply.';
+comment on column pgqueue.jobs.timeout is 'How long one attempt may take; null: as its task says.';
+comment on column pgqueue.jobs.started is 'The reservation under which its worker last reported that the handler runs.';
+comment on column pgqueue.jobs.crashed_on is
+    'The workers that died while they ran the job, one entry for each time; null: none.';
+comment on column pgqueue.jobs.progress is 'What its handler last reported: done, total, note, at.';
+comment on column pgqueue.jobs.enqueued_by is
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, the word schedule and the name.';
+comment on column pgqueue.jobs.depends_on is 'The jobs for which it waits; null: none.';
+comment on column pgqueue.jobs.run_if is
+    'How those jobs must end so that this one runs: succeeded, finished or failed.';
+comment on column pgqueue.jobs.group_id is 'The group of which it is a member.';
+comment on column pgqueue.jobs.has_steps is 'Whether it has completed a step; null: it has not.';
+comment on column pgqueue.jobs.offered is
+    'Private: whether its enqueue saw an idle worker; then _hand_off() reads the job again when that transaction commits. Null: it did not look.';
+comment on table pgqueue.history is 'Finished jobs, until their retention ends. Read pgqueue.all_jobs instead.';
+comment on column pgqueue.history.reservation is
+    'Its last reservation; if the job is retried, the next one is counted from it.';
+comment on column pgqueue.history.run_at is 'When it was to run, as its producer asked.';
+comment on column pgqueue.history.retention is
+    'How long history keeps it, if the job itself says so; null: its task, queue or settings say so.';
+comment on column pgqueue.history.attempts is 'How many attempts it used.';
+comment on column pgqueue.history.max_attempts is 'How many attempts it had, if the job itself said so.';
+comment on column pgqueue.history.granularity is 'Private: d or m, for the partition of a day or of a month.';
+comment on column pgqueue.history.key is 'Its key.';
+comment on column pgqueue.history.args is 'The arguments of the task.';
+comment on column pgqueue.history.headers is
+    'Metadata besides args, such as a trace context and what middleware added.';
+comment on column pgqueue.history.result is 'The result that complete() was given.';
+comment on column pgqueue.history.retry is 'The options for retries of the job itself.';
+comment on column pgqueue.history.score is 'Its order within the batch of an accumulating task.';
+comment on column pgqueue.history.limit_key is 'The value to which limits of the kind limit_key applied.';
+comment on column pgqueue.history.merged_into is 'The job with the same payload that ran in its place.';
+comment on column pgqueue.history.timeout is 'How long one attempt might take, if the job itself said so.';
+comment on column pgqueue.history.crashed_on is
+    'The workers that died while they ran the job, one entry for each time.';
+comment on column pgqueue.history.progress is 'What its handler last reported: done, total, note, at.';
+comment on column pgqueue.history.enqueued_by is
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, the word schedule and the name.';
+comment on column pgqueue.history.depends_on is 'The jobs for which it waited; null: none.';
+comment on column pgqueue.history.run_if is
+    'How those jobs had to end so that this one ran: succeeded, finished or failed.';
+comment on column pgqueue.history.group_id is 'The group of which it was a member.';
+comment on column pgqueue.history.steps is
+    'Its steps, in the order in which they completed: name and at; also result, if the job did not succeed.';
+comment on column pgqueue.lanes.seen_at is
+    'When the lane was last seen in use; a lane that has been empty for an hour is dropped.';
+comment on table pgqueue.heads is
+    'Private: low-water marks. No job of a sub-lane is ready below its newest head, a pair of a time and an id.';
+comment on column pgqueue.heads.n is 'The order in which rows were written.';
+comment on column pgqueue.heads.at is 'When the row was written.';
+comment on column pgqueue.heads.xid is
+    'The transaction that wrote the row. If this server has no such transaction, the row came with a dump and does not count.';
+comment on column pgqueue.heads.idle_since is 'Since when no job of the lane has been due or claimed; null: one has.';
+comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
+comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
+comment on column pgqueue.heads.open_xids is
+    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
+comment on column pgqueue.heads.fallback_heads is
+    'Fallback marks: for each of open_xids, the time to which the head falls back when that transaction ends.';
+comment on column pgqueue.heads.head_id is
+    'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
+comment on table pgqueue.head_marks is
+    'Private: while there is a row, heads do not count, and claims read from the beginning. Usually empty.';
+comment on column pgqueue.head_marks.reason is
+    'clock: the clock stepped back, so no head counts. key: a job with a key got its old id again, so the head of jobs with keys does not count.';
+comment on column pgqueue.head_marks.n is 'The order in which rows were written.';
+comment on column pgqueue.head_marks.at is 'When the row was written.';
+comment on column pgqueue.head_marks.seen_xid is
+    'All transactions with an earlier xid may have begun before maintain() saw the row; null: it has not seen it yet.';
+comment on table pgqueue.horizons is
+    'Private: safe points: a time, and a transaction that took its xid after it. A transaction with a later xid makes no job ready before that time.';
+comment on column pgqueue.horizons.n is 'The order in which rows were written.';
+comment on column pgqueue.horizons.newest_id is 'The newest id that a job had at that time; null: unknown.';
+comment on table pgqueue.lease_promises is
+    'Private: leases that extend() granted while another session had locked the row of the job, so that they could not be written there.';
+comment on column pgqueue.lease_promises.reservation is
+    'The reservation that asked for it. When the job gets another reservation, the row is void.';
+comment on column pgqueue.lease_promises.lease is 'The length of the lease.';
+comment on table pgqueue.key_notes is
+    'Private: keys of which the next maintain() or idle reserve() is to release the next job, once no claim blocks jobs behind job_id.';
+comment on column pgqueue.key_notes.n is 'The order in which rows were written.';
+comment on column pgqueue.key_notes.job_id is
+    'The job that left its position while a claim was blocking others behind it; null: there is none.';
+comment on column pgqueue.key_notes.next_at is 'When to check it.';
+comment on table pgqueue.dedupe_keys is 'Private: which job holds a dedupe key.';
+comment on column pgqueue.dedupe_keys.task is 'The task; dedupe keys of two tasks are independent.';
+comment on column pgqueue.dedupe_keys.job_id is 'The job that holds the key.';
+comment on column pgqueue.dedupe_keys.until is
+    'Until when it holds the key, even if the job has ended; null: as long as the job lives.';
+comment on column pgqueue.limit_starts.at is 'When the jobs started.';
+comment on column pgqueue.limit_starts.started is 'How many jobs started.';
+comment on column pgqueue.limit_waits.n is 'The order in which rows were written.';
+comment on column pgqueue.limit_waits.next_at is 'When to check it.';
+comment on column pgqueue.limit_waits.timed is
+    'Whether a rate will have capacity at that time: then workers wake for it.';
+comment on table pgqueue.retry_bookings is
+    'Private: how many retries become due in which second, for queues with a retry_budget.';
+comment on column pgqueue.retry_bookings.n is
+    'The order in which rows were written; of the rows for one second, the newest counts.';
+comment on column pgqueue.retry_bookings.second is 'The beginning of the second.';
+comment on column pgqueue.retry_bookings.full_until is
+    'All seconds from this one until that time have no capacity left; null: not known.';
+comment on column pgqueue.retry_bookings.booked is 'How many retries are booked for it.';
+comment on table pgqueue.schedule_runs is
+    'The outcome of each instant of each schedule, kept for a week. Read pgqueue.schedule_history instead.';
+comment on column pgqueue.schedule_runs.n is 'The order in which rows were written.';
+comment on column pgqueue.schedule_runs.at is 'The instant at which the schedule was due; null: the row is about none.';
+comment on column pgqueue.schedule_runs.decided_at is 'When the row was written.';
+comment on column pgqueue.schedule_runs.outcome is
+    'enqueued; overlap: skipped, because the previous job was live; planned: nothing was due, but next_at was set, or missed runs were skipped; manual: run_schedule_now(); error.';
+comment on column pgqueue.schedule_runs.job_id is 'The job that was enqueued.';
+comment on column pgqueue.schedule_runs.passed_from is
+    'The first of the missed instants that were skipped, as catch_up says.';
+comment on column pgqueue.schedule_runs.retry_at is 'After an error: when the schedule is tried again.';
+comment on column pgqueue.schedule_runs.rule is
+    'Private: the rule from which next_at was computed; if the schedule has another rule, it is computed anew. Null: next_at does not count.';
+comment on column pgqueue.schedule_runs.error is 'The error.';
+comment on table pgqueue.dependencies is
+    'Private: a job, and one that waits for it. The row is deleted when the job succeeds; otherwise it stays until the waiting job starts or is gone.';
+comment on column pgqueue.dependencies.parent is 'The job for which the child waits.';
+comment on column pgqueue.dependencies.traceless is
+    'Whether a parent that is found nowhere has succeeded, because history does not keep such jobs.';
+comment on table pgqueue.traces is
+    'Private: a job that did not succeed and that history does not keep, for as long as a transaction of its time is open.';
+comment on column pgqueue.traces.open is
+    'The virtual ids of the transactions that were open when maintain() first saw the row; null: it has not seen it yet.';
+comment on table pgqueue.events is 'Events that were emitted, until their retention ends.';
+comment on column pgqueue.events.payload is 'The payload that emit_event() was given.';
+comment on column pgqueue.event_waits.until is 'When the job continues without the event; null: never.';
+comment on column pgqueue.event_waits.since is 'When the job began to wait.';
+comment on table pgqueue.notes is 'Private: a job or group to check again in a later transaction.';
+comment on column pgqueue.notes.n is 'The order in which rows were written.';
+comment on column pgqueue.notes.after is 'The children up to this id are done.';
+comment on column pgqueue.notes.xid is 'The transaction that left the note, which cannot see concurrent transactions.';
+comment on table pgqueue.workers is
+    'Registered workers. A row is written at start and end only; heartbeats say whether a worker is alive.';
+comment on column pgqueue.workers.channel is 'The NOTIFY channel of this worker alone.';
+comment on column pgqueue.workers.queues is 'The queues that it serves; null: all.';
+comment on column pgqueue.workers.info is 'What it reports about itself, such as host, pid, version and concurrency.';
+comment on column pgqueue.workers.commanded_at is 'When the command was given.';
+comment on column pgqueue.workers.obeyed_at is
+    'When the worker reported that it follows the command; null: it has not yet.';
+comment on column pgqueue.workers.database is
+    'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
+comment on column pgqueue.heartbeats.at is 'When the heartbeat arrived.';
+comment on column pgqueue.heartbeats.memory is
+    'The resident memory of the worker''s process in bytes; null: it did not report it.';
+comment on table pgqueue.worker_reports is
+    'Private: what workers have counted since their last heartbeat, until the next sample includes it.';
+comment on column pgqueue.worker_reports.n is 'The order in which reports arrived.';
+comment on column pgqueue.worker_reports.report is 'The report that it gave to beat().';
+comment on table pgqueue.idle_workers is 'Private: idle registrations, of workers that wait for NOTIFY.';
+comment on column pgqueue.idle_workers.queue is 'A queue that it serves; empty: all queues.';
+comment on column pgqueue.idle_workers.until is 'Until when it counts as idle; it polls by itself before that.';
+comment on column pgqueue.idle_workers.handoff_channel is
+    'The channel on which it receives jobs that enqueue() reserves for it; null: it receives none.';
+comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). Read stats() instead.';
+comment on column pgqueue.maintenance_runs.n is 'The order of the runs.';
+comment on column pgqueue.maintenance_runs.gap_at is
+    'When the last gap of more than 8 s in maintenance ended: leases that could not be extended during the gap get a grace period.';
+comment on column pgqueue.maintenance_runs.stepped_from is
+    'The time from which the clock last stepped back, while jobs with later times are still being brought forward.';
+comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken back from lapsed leases, in all.';
+comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
+comment on column pgqueue.maintenance_runs.found_lanes is
+    'How many lanes with jobs were found that were not registered, in all.';
+comment on column pgqueue.maintenance_runs.unparked is
+    'How many blocked jobs were found with nothing ahead of them, in all; normally none.';
+comment on column pgqueue.maintenance_runs.hidden is
+    'How many lanes were found with ready jobs below their heads, in all; normally none.';
+comment on column pgqueue.maintenance_runs.expired is
+    'How many jobs were cancelled because they had not started in time, in all.';
+comment on table pgqueue.maintenance_steps is
+    'Private: the state that each step of maintain() left for its next run. Read stats() instead.';
+comment on column pgqueue.maintenance_steps.n is 'The order in which rows were written.';
+comment on column pgqueue.maintenance_steps.at is 'When the row was written.';
+comment on column pgqueue.maintenance_steps.step is 'The name of the step.';
+comment on column pgqueue.maintenance_steps.next_at is
+    'The step is not due before this time; null: it is due in each run.';
+comment on column pgqueue.maintenance_steps.missed_since is
+    'Since when the step has been due without a turn, because earlier steps used up the time of each run; null: it had its turn.';
+comment on column pgqueue.maintenance_steps.unfinished is 'Whether its share of the time ended before its work did.';
+comment on column pgqueue.maintenance_steps.slice is
+    'How many rows the step processes at once, if that is fewer than usual because those took too long. Null: as many as usual.';
+comment on column pgqueue.maintenance_steps.cursor is
+    'How far the step came, if it goes through a table in several runs.';
+comment on column pgqueue.maintenance_steps.failures is 'How often the step has failed in a row.';
+comment on column pgqueue.maintenance_steps.failing_since is 'Since when the step has failed.';
+comment on column pgqueue.maintenance_steps.error is 'The last error of the step, or what it reports.';
+comment on sequence pgqueue.step_under_way is 'Private: the number of the step that maintain() runs; 0: none.';
+comment on table pgqueue.samples is
+    'The numbers of each queue, written every 10 s by maintain(), for pages, monitors and stats(recent => true). A queue without a row at a time was empty; the queue '''' stands for all queues. select at, due, ended from pgqueue.samples where queue = ''mail'' and span = 10 order by at desc limit 360;';
+comment on column pgqueue.samples.n is 'The order in which rows were written.';
+comment on column pgqueue.samples.at is 'When the sample was taken; for a row of 600 s, when that time ended.';
+comment on column pgqueue.samples.span is
+    'How many seconds the row stands for: 10 (kept for a day), or 600 (kept for 90 days).';
+comment on column pgqueue.samples.due is 'Waiting and failed jobs that may start now.';
+comment on column pgqueue.samples.scheduled is 'Waiting and failed jobs that may not start yet.';
+comment on column pgqueue.samples.failed is 'Jobs in the state failed, which will be retried.';
+comment on column pgqueue.samples.oldest_due_at is
+    'Since when the oldest due job may start; for a row of 600 s, in the sample with the greatest lag.';
+comment on column pgqueue.samples.ended is
+    'What started and ended since the previous row, as workers reported it: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and a histogram with buckets up to 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
+comment on column pgqueue.samples.blocked_by_limit is
+    'How many of the blocked jobs wait for a limit. Null: the row was written before this was recorded.';
+comment on column pgqueue.samples.blocked_by_parents is
+    'How many of the blocked jobs wait for other jobs to end; the others wait behind a job of their key.';
+comment on column pgqueue.samples.counted_at is
+    'When the numbers were counted, except executing and oldest_due_at; null: they have not been counted in full yet.';
+comment on table pgqueue.grants is
+    'The rights that grant_access() gave; they are granted again whenever the functions are reloaded.';
+comment on column pgqueue.grants.role_oid is
+    'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
+comment on table pgqueue.audit is
+    'The actions of operators, one row for each function that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
+comment on column pgqueue.audit.n is 'The order of the actions.';
+comment on column pgqueue.audit.at is 'When the function was called.';
+comment on column pgqueue.audit.actor is
+    'Who called it: the setting pgqueue.actor, which a page or a script sets to the person that uses it; else the role that logged in.';
+comment on column pgqueue.audit.filter is 'The arguments; of many job_ids, the first hundred.';
+comment on column pgqueue.audit.changed is 'How many jobs or rows it changed.';
+comment on column pgqueue.audit.via is 'The program: the setting pgqueue.via, else application_name.';
+comment on table pgqueue.releases is
+    'The versions of the functions that were loaded, newest last. A worker reads it when it starts.';
+comment on column pgqueue.releases.n is 'The order in which they were loaded.';
+comment on column pgqueue.releases.revision is 'The revision of the tables.';
+comment on column pgqueue.releases.version is 'The version of the Python package that loaded them.';
+comment on column pgqueue.releases.installed_at is 'When they were loaded.';
+comment on type pgqueue.job_options is 'Private: the options of a job, as enqueue() takes them.';
+comment on type pgqueue.job_filter is 'Private: the filter of search(), parsed.';
+comment on type pgqueue.found_job is
+    'Private: a job that matches a filter; granularity and kept_until lead to the partition of an ended one.';
+comment on type pgqueue.sub_lane is 'Private: the ordinary jobs of a lane, or those that came back.';
+comment on type pgqueue.start is
+    'Private: a job that a claim starts by itself: plain, keyed, or gather (with the other payloads of its key). opens: it is the first in its slot.';
+comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and the numbers of these slots.';
+comment on type pgqueue.draw is
+    'Private: which queues the slots of a claim drew, and with which result: see _next_turn.';
+comment on type pgqueue.failure is
+    'Private: a failed attempt as its worker reports it, with the arguments of fail(); n: its position in the call.';
+comment on type pgqueue.failed_attempt is
+    'Private: a failure with the retry options of its job and task, and with the outcome: state, and ready_at if the job is retried.';
+comment on type pgqueue.ended_job is 'Private: a job that ended, with what other jobs may wait for: see _follow_ends.';
+comment on type pgqueue.end_report is 'Private: what exchange() reports about a job that ended: see _end_jobs.';

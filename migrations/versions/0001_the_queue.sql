@@ -21,7 +21,7 @@ create type pgqueue.job_state as enum (
     'waiting', 'executing', 'failed', 'blocked', 'succeeded', 'dead', 'cancelled'
 );
 comment on type pgqueue.job_state is
-    'waiting: due when its time has come. executing: reserved by a worker. failed: will be retried. blocked: behind another job. Final: succeeded, dead (out of retries), cancelled.';
+    'waiting: due once its time has come. executing: reserved by a worker. failed: to be retried. blocked: it waits for another job or for a limit. Final: succeeded, dead (out of attempts), cancelled.';
 
 -- What the owner may set for the whole queue: one row, read by every enqueue, hardly ever written.
 create table pgqueue.settings (
@@ -49,18 +49,18 @@ comment on column pgqueue.settings.max_args_bytes is
     'Largest args of a job, in bytes of JSON text; at least 256 KiB. Default 1 MiB.';
 comment on column pgqueue.settings.retention_succeeded is
     'How long a succeeded job stays in history, unless its job, task or queue says otherwise. Zero: no row is kept.';
-comment on column pgqueue.settings.retention_cancelled is 'The same for cancelled jobs.';
-comment on column pgqueue.settings.retention_dead is 'The same for dead jobs.';
+comment on column pgqueue.settings.retention_cancelled is 'How long a cancelled job stays in history, in the same way.';
+comment on column pgqueue.settings.retention_dead is 'How long a dead job stays in history, in the same way.';
 comment on column pgqueue.settings.dedupe_wait is
     'How long an enqueue waits for an open transaction that holds its dedupe key, before it fails with 55P03. Default 5 seconds.';
 comment on column pgqueue.settings.retention_parents is
-    'How long history keeps, at least, a job that others waited for.';
+    'How long history keeps a job that others waited for, at least.';
 comment on column pgqueue.settings.retention_audit is
-    'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
-comment on column pgqueue.settings.retention_logs is 'How long log lines of jobs are kept, from when they were written.';
+    'How long a row of the audit is kept. Only the owner of the schema may set it, because the audit records what operators do.';
+comment on column pgqueue.settings.retention_logs is 'How long a log line of a job is kept after it was written.';
 
 comment on column pgqueue.settings.throttle_most is
-    'How long a throttle lasts at most, whatever a handler asks for.';
+    'How long a throttle lasts at most, even if a handler asks for more.';
 
 -- Options of queues and tasks, set by operators; declared_* are those that the code declares.
 create table pgqueue.queues (
@@ -74,17 +74,20 @@ create table pgqueue.queues (
     fair_by text collate "C" check (fair_by = 'limit_key')
 );
 comment on table pgqueue.queues is
-    'What operators set for a queue; takes effect at once. A queue without a row exists as well: it has the defaults.';
+    'The options that operators set for a queue; they take effect at once. A queue without a row has the defaults.';
 comment on column pgqueue.queues.name is 'The queue.';
-comment on column pgqueue.queues.priority is 'Priority of jobs that name none and whose task names none.';
+comment on column pgqueue.queues.priority is
+    'The priority of jobs for which neither the enqueue nor the task gives one.';
 comment on column pgqueue.queues.retention_succeeded is
     'How long history keeps succeeded jobs of this queue; null: as settings says.';
-comment on column pgqueue.queues.retention_cancelled is 'The same for cancelled jobs.';
-comment on column pgqueue.queues.retention_dead is 'The same for dead jobs.';
+comment on column pgqueue.queues.retention_cancelled is
+    'How long history keeps cancelled jobs of this queue; null: as settings says.';
+comment on column pgqueue.queues.retention_dead is
+    'How long history keeps dead jobs of this queue; null: as settings says.';
 comment on column pgqueue.queues.weight is
-    'Share of this queue in claims of workers that give no weights, against 1 for queues without one.';
+    'The share of this queue in the claims of workers that are given no weights; a queue without one has 1.';
 comment on column pgqueue.queues.retry_budget is
-    'How many failed jobs of this queue become due in a second at most; the others are deferred to the next with capacity. Null: no limit.';
+    'How many failed jobs of this queue may become due in one second; more are deferred to the next second with capacity. Null: no limit.';
 comment on column pgqueue.queues.fair_by is
     'limit_key: among the due jobs of one priority tenants take turns, which are the values of limit_key, each by its share (see set_share). Null: jobs start in the order of their times.';
 
@@ -152,22 +155,25 @@ create table pgqueue.tasks (
     )
 );
 comment on table pgqueue.tasks is
-    'Options of a task. declared_* is what the code says, written when a worker starts; the plain columns are an operator''s: they win, survive deploys and take effect at once.';
+    'The options of a task. Code declares the declared_* columns when a worker starts. An operator sets the others, which override them, survive deploys and take effect at once.';
 comment on column pgqueue.tasks.name is 'The task, as in enqueue(task).';
-comment on column pgqueue.tasks.queue is 'Queue of jobs that name none.';
-comment on column pgqueue.tasks.priority is 'Priority of jobs that name none, -100 to 100; higher runs first.';
-comment on column pgqueue.tasks.max_attempts is 'Tries before a job is dead; default 11.';
+comment on column pgqueue.tasks.queue is 'The queue of jobs that are enqueued without one.';
+comment on column pgqueue.tasks.priority is
+    'The priority of jobs that are enqueued without one, -100 to 100; higher runs first.';
+comment on column pgqueue.tasks.max_attempts is 'How many attempts a job has before it is dead; default 11.';
 comment on column pgqueue.tasks.retry_policy is
-    'The delay after a failure, n = retries so far. fixed: retry_delay. exponential (default): retry_delay + n^5 s. sidekiq: retry_delay (15 s) + n^4 s + up to 30 * (n + 1) s at random. doubling: any part of retry_delay * 2^n. list: retry_delays in turn. function: retry_function says.';
+    'How the delay after a failure is computed, with n retries so far. fixed: retry_delay. exponential (default): retry_delay + n^5 s. sidekiq: retry_delay (15 s) + n^4 s + up to 30 * (n + 1) s at random. doubling: a random part of retry_delay * 2^n. list: retry_delays one after the other. function: retry_function decides.';
 comment on column pgqueue.tasks.retry_delay is 'The delay of the policy; default 30 seconds, 15 for sidekiq.';
 comment on column pgqueue.tasks.retry_jitter is
-    'How much of a delay is random; 0: nothing. fixed, exponential, list: up to this fraction is added; default 0.1. sidekiq: this fraction of its random part is; default 1. doubling: up to this fraction is taken off; default 1.';
+    'How much of a delay is random, 0 to 1. fixed, exponential and list: up to this fraction is added; default 0.1. sidekiq: this fraction of its random part is added; default 1. doubling: up to this fraction is subtracted; default 1.';
 comment on column pgqueue.tasks.expires_in is
-    'How long after its run_at a job may still start; then it is cancelled. Null: for ever.';
+    'How long after its run_at a job may still start; after that it is cancelled. Null: it never expires.';
 comment on column pgqueue.tasks.retention_succeeded is
-    'How long history keeps succeeded jobs; null: as the queue, then settings, says.';
-comment on column pgqueue.tasks.retention_cancelled is 'The same for cancelled jobs.';
-comment on column pgqueue.tasks.retention_dead is 'The same for dead jobs.';
+    'How long history keeps succeeded jobs; null: as the queue says, then settings.';
+comment on column pgqueue.tasks.retention_cancelled is
+    'How long history keeps cancelled jobs; null: as the queue says, then settings.';
+comment on column pgqueue.tasks.retention_dead is
+    'How long history keeps dead jobs; null: as the queue says, then settings.';
 comment on column pgqueue.tasks.declared_queue is 'queue, as declared by the code.';
 comment on column pgqueue.tasks.declared_priority is 'priority, as declared by the code.';
 comment on column pgqueue.tasks.declared_max_attempts is 'max_attempts, as declared by the code.';
@@ -179,29 +185,31 @@ comment on column pgqueue.tasks.declared_retention_succeeded is 'retention_succe
 comment on column pgqueue.tasks.declared_retention_cancelled is 'retention_cancelled, as declared by the code.';
 comment on column pgqueue.tasks.declared_retention_dead is 'retention_dead, as declared by the code.';
 comment on column pgqueue.tasks.retry_cap is
-    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, 1 day for exponential and sidekiq (or retry_delay, if that is longer), none otherwise.';
+    'The longest delay of the policy, before a random part is added. Default: 1 hour for doubling; 1 day for exponential and sidekiq, or retry_delay if that is longer; none otherwise.';
 comment on column pgqueue.tasks.retry_delays is
-    'Delays of the policy list, one for each retry; the last holds for ever after.';
-comment on column pgqueue.tasks.retry_queue is 'Where a job goes when it fails; null: it stays in its queue.';
+    'The delays of the policy list, one for each retry; further retries use the last one.';
+comment on column pgqueue.tasks.retry_queue is 'The queue to which a failed job moves; null: it stays in its queue.';
 comment on column pgqueue.tasks.retry_function is
-    'The function of the policy function. Only the schema''s owner sets it, with set_retry_function(); code cannot declare it.';
+    'The function that the policy function calls. Only the owner of the schema sets it, with set_retry_function(); code cannot declare it.';
 comment on column pgqueue.tasks.declared_retry_cap is 'retry_cap, as declared by the code.';
 comment on column pgqueue.tasks.declared_retry_delays is 'retry_delays, as declared by the code.';
 comment on column pgqueue.tasks.declared_retry_queue is 'retry_queue, as declared by the code.';
-comment on column pgqueue.tasks.accumulate is 'Whether all due payloads of a key go to one batch; default false.';
-comment on column pgqueue.tasks.batch_size is 'For an accumulating task: how many keys one batch gets; default 1.';
+comment on column pgqueue.tasks.accumulate is
+    'Whether all due payloads of a key are handled in one batch; default false.';
+comment on column pgqueue.tasks.batch_size is
+    'For an accumulating task: how many keys are handled in one call of the handler; default 1.';
 comment on column pgqueue.tasks.declared_accumulate is 'accumulate, as declared by the code.';
 comment on column pgqueue.tasks.declared_batch_size is 'batch_size, as declared by the code.';
-comment on column pgqueue.tasks.timeout is 'How long one try may take; null: for ever.';
+comment on column pgqueue.tasks.timeout is 'How long one attempt may take; null: no limit.';
 comment on column pgqueue.tasks.max_crashes is
-    'How many workers may die while they run a job before it is dead; default 3.';
+    'How many workers may die while they run a job before the job is dead; default 3.';
 comment on column pgqueue.tasks.store_result is 'Whether history keeps what the function returns; default false.';
 comment on column pgqueue.tasks.declared_timeout is 'timeout, as declared by the code.';
 comment on column pgqueue.tasks.declared_max_crashes is 'max_crashes, as declared by the code.';
 comment on column pgqueue.tasks.declared_store_result is 'store_result, as declared by the code.';
 comment on column pgqueue.tasks.declared_docs is
-    'The address of what to read about the task, a runbook perhaps, as declared by the code.';
-comment on column pgqueue.tasks.declared_owner is 'Who answers for the task, as declared by the code.';
+    'The address of the documentation of the task, such as a runbook, as declared by the code.';
+comment on column pgqueue.tasks.declared_owner is 'Who is responsible for the task, as declared by the code.';
 
 -- Limits, by count of what executes and by rate of starts.
 create table pgqueue.limits (
@@ -217,14 +225,14 @@ create table pgqueue.limits (
 -- The limits of all values that begin so are looked up apart from those of one value.
 create index limits_prefix on pgqueue.limits (length(target) desc) where kind = 'limit_key' and right(target, 1) = '*';
 comment on table pgqueue.limits is
-    'How many jobs may execute at a time, and start in a time, over the whole fleet. A change takes effect at once.';
+    'How many jobs may execute at the same time, and start within a time, over the whole fleet. A change takes effect at once.';
 comment on column pgqueue.limits.kind is
-    'queue, task, key (all keys that begin with target, together) or limit_key (each value for itself; target* for all values that begin so).';
+    'queue, task, key (all keys that begin with target, together) or limit_key (each value by itself; target* for all values that begin with target).';
 comment on column pgqueue.limits.target is 'The queue, the task, the beginning of keys, or the limit_key.';
-comment on column pgqueue.limits.max_executing is 'How many execute at a time at most; null: no limit of this sort.';
+comment on column pgqueue.limits.max_executing is 'How many jobs may execute at the same time; null: no such limit.';
 comment on column pgqueue.limits.rate is
-    'How many start at most in any stretch of time as long as per; null: no limit of this sort.';
-comment on column pgqueue.limits.per is 'The length of that time.';
+    'How many jobs may start in any period of the length per; null: no such limit.';
+comment on column pgqueue.limits.per is 'The length of the period for rate.';
 
 -- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
 create table pgqueue.pauses (
@@ -241,16 +249,17 @@ create index pauses_by_target on pgqueue.pauses (kind, target, until);
 create index pauses_by_time on pgqueue.pauses (until);
 create index pauses_prefix on pgqueue.pauses (until) where kind = 'limit_key' and right(target, 1) = '*';
 comment on table pgqueue.pauses is
-    'What is paused: see pause() and throttle(). The longest end of all rows that match a job counts.';
-comment on column pgqueue.pauses.n is 'Order.';
+    'Queues, tasks and limit_keys of which no job starts: see pause() and throttle(). If several rows match a job, the one that ends last counts.';
+comment on column pgqueue.pauses.n is 'The order in which rows were written.';
 comment on column pgqueue.pauses.kind is 'queue, task or limit_key.';
 comment on column pgqueue.pauses.target is
-    'The queue, the task or the limit_key; of limit_keys target* for all that begin so.';
-comment on column pgqueue.pauses.source is 'operator: pause(). throttle: throttle(), by a handler as a rule. breaker: a breaker.';
-comment on column pgqueue.pauses.until is 'When it ends; infinity: with resume().';
-comment on column pgqueue.pauses.at is 'When it was written.';
-comment on column pgqueue.pauses.reason is 'Why.';
-comment on column pgqueue.pauses.by is 'Who: the actor of the audit; of a throttle the worker.';
+    'The queue, the task or the limit_key; target* stands for all limit_keys that begin with target.';
+comment on column pgqueue.pauses.source is
+    'operator: pause(). throttle: throttle(), usually called by a handler. breaker: a circuit breaker.';
+comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when resume() is called.';
+comment on column pgqueue.pauses.at is 'When the pause was written.';
+comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
+comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
 
 -- Operators write timezone themselves. IST is another zone in another session; _check_timezone says more.
 create table pgqueue.schedules (
@@ -285,36 +294,39 @@ create table pgqueue.schedules (
     )
 );
 comment on table pgqueue.schedules is
-    'Jobs that are enqueued by the clock. paused_at, expression and timezone are an operator''s: they win, survive deploys and take effect within a second. All else is what schedule() said last. See pgqueue.effective_schedules.';
+    'Schedules, which enqueue jobs by the clock. An operator sets paused_at, expression and timezone, which survive deploys and take effect within a second. The other columns are as schedule() last wrote them. Read pgqueue.effective_schedules.';
 comment on column pgqueue.schedules.name is 'The schedule.';
-comment on column pgqueue.schedules.paused_at is 'Since when it enqueues nothing; null: it runs. See pause_schedule().';
+comment on column pgqueue.schedules.paused_at is
+    'Since when the schedule enqueues nothing; null: it runs. See pause_schedule().';
 comment on column pgqueue.schedules.expression is
-    'A cron expression instead of what was declared; null: as declared. A wrong one shows in stats() and nothing runs until it is put right.';
-comment on column pgqueue.schedules.timezone is 'A time zone instead of the declared one; null: as declared.';
-comment on column pgqueue.schedules.declared_expression is 'The cron expression, as declared; null: it runs by every.';
-comment on column pgqueue.schedules.declared_timezone is 'The time zone in which the expression is read, as declared.';
-comment on column pgqueue.schedules.every is 'The interval between two runs; null: it runs by an expression.';
+    'A cron expression that overrides the declared one; null: as declared. While it is wrong, stats() shows the error, and nothing is enqueued.';
+comment on column pgqueue.schedules.timezone is 'A time zone that overrides the declared one; null: as declared.';
+comment on column pgqueue.schedules.declared_expression is
+    'The cron expression, as declared; null: the schedule runs by every.';
+comment on column pgqueue.schedules.declared_timezone is 'The time zone of the expression, as declared.';
+comment on column pgqueue.schedules.every is 'The interval between two runs; null: the schedule runs by an expression.';
 comment on column pgqueue.schedules.anchor is
-    'The instant from which every counts: when the schedule was declared, or every last changed.';
+    'The instant from which every is counted: when the schedule was declared, or when every was last changed.';
 comment on column pgqueue.schedules.catch_up is
-    'Runs that were missed: skip them, run the last of them (default), or all.';
+    'What happens to missed runs: skip, last (only the last one runs; the default) or all.';
 comment on column pgqueue.schedules.catch_up_cap is
-    'With catch_up all: how many of them at most, the latest. Default 100.';
+    'How many missed runs are made up for with catch_up = all, the latest ones. Default 100.';
 comment on column pgqueue.schedules.overlap is
-    'While its last job lives: start another anyway (default), or skip the run.';
-comment on column pgqueue.schedules.jitter is 'A job''s run_at is deferred at random by up to this; null: not at all.';
-comment on column pgqueue.schedules.task is 'Task of its jobs.';
-comment on column pgqueue.schedules.args is 'Arguments of its jobs.';
-comment on column pgqueue.schedules.queue is 'Queue of its jobs; null: as the task says.';
-comment on column pgqueue.schedules.priority is 'Priority of its jobs; null: as task and queue say.';
-comment on column pgqueue.schedules.max_attempts is 'Tries of its jobs; null: as the task says.';
+    'What happens while the previous job is live: start another one (the default), or skip the run.';
+comment on column pgqueue.schedules.jitter is
+    'The run_at of a job is deferred at random by up to this; null: it is not deferred.';
+comment on column pgqueue.schedules.task is 'The task of its jobs.';
+comment on column pgqueue.schedules.args is 'The arguments of its jobs.';
+comment on column pgqueue.schedules.queue is 'The queue of its jobs; null: as the task says.';
+comment on column pgqueue.schedules.priority is 'The priority of its jobs; null: as the task says, then the queue.';
+comment on column pgqueue.schedules.max_attempts is 'How many attempts its jobs have; null: as the task says.';
 comment on column pgqueue.schedules.expires_in is
     'How long after its run_at a job may still start; null: as the task says.';
 comment on column pgqueue.schedules.headers is
-    'Headers of its jobs, beside schedule and scheduled_at, which every one has.';
-comment on column pgqueue.schedules.tags is 'Tags of its jobs.';
+    'Headers of its jobs, in addition to schedule and scheduled_at, which each of them has.';
+comment on column pgqueue.schedules.tags is 'The tags of its jobs.';
 comment on column pgqueue.schedules.retention is
-    'How long history keeps its jobs; null: as task, queue and settings say.';
+    'How long history keeps its jobs; null: as the task says, then the queue, then settings.';
 comment on column pgqueue.schedules.spec is 'Private: declared_expression, parsed.';
 
 -- Live jobs only. What nearly no job has is null, and costs it nothing.
@@ -422,70 +434,71 @@ create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where 
 -- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
 create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
     where state in ('waiting', 'failed') and lane_key is not null and not resumed;
-comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, write through the functions.';
-comment on column pgqueue.jobs.id is 'The id that enqueue returned; grows with time.';
+comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, and write through the functions.';
+comment on column pgqueue.jobs.id is 'The id that enqueue() returned; ids grow with time.';
 comment on column pgqueue.jobs.reservation is
-    'The fence: grows with every claim of this job and is never reused. complete, fail, extend, release and snooze take it.';
-comment on column pgqueue.jobs.run_at is 'When the job is to run, as its producer said.';
+    'The fencing token: it grows with every claim of this job and is never reused. complete(), fail(), extend(), release() and snooze() take it.';
+comment on column pgqueue.jobs.run_at is 'When the job is to run, as its producer asked.';
 comment on column pgqueue.jobs.ready_at is
-    'Private: the place in the ready index; the time from which reserve may hand the job out.';
+    'Private: its position in the ready index: the time from which reserve() may return the job.';
 comment on column pgqueue.jobs.created_at is 'When it was enqueued.';
 comment on column pgqueue.jobs.expires_at is
-    'It does not start after this; it is cancelled instead. Null: never expires.';
+    'The job is cancelled if it has not started by then. Null: it never expires.';
 comment on column pgqueue.jobs.reserved_at is 'When it was last reserved.';
-comment on column pgqueue.jobs.lease_expires_at is 'Until when the reservation holds unless it is extended.';
+comment on column pgqueue.jobs.lease_expires_at is 'Until when the reservation holds, unless it is extended.';
 comment on column pgqueue.jobs.cancel_requested_at is 'When cancel() was called for it while it was executing.';
-comment on column pgqueue.jobs.lease is 'Length of the lease, as reserve or extend last said.';
+comment on column pgqueue.jobs.lease is 'The length of the lease, as last given to reserve() or extend().';
 comment on column pgqueue.jobs.retention is
-    'How long history keeps this job; null: as its task, queue and settings say.';
+    'How long history keeps this job; null: as its task says, then its queue, then settings.';
 comment on column pgqueue.jobs.state is 'waiting, executing, failed or blocked.';
 comment on column pgqueue.jobs.attempts is
-    'Tries so far, the one under way included. A release, a snooze and a lapsed lease give theirs back.';
-comment on column pgqueue.jobs.max_attempts is 'Tries before it is dead; null: as its task says.';
+    'The attempts so far, including the one under way. A release, a snooze and a lapsed lease do not use one.';
+comment on column pgqueue.jobs.max_attempts is 'How many attempts it has before it is dead; null: as its task says.';
 comment on column pgqueue.jobs.losses is 'How often its lease lapsed.';
-comment on column pgqueue.jobs.priority is 'Higher runs first, -100 to 100.';
+comment on column pgqueue.jobs.priority is 'The priority, -100 to 100; higher runs first.';
 comment on column pgqueue.jobs.resumed is
-    'Private: came back (released, lease lapsed, retried by hand) and is read before the rest of its lane.';
+    'Private: whether the job came back (released, lease lapsed, retried by hand); such jobs are read before the others of their lane.';
 comment on column pgqueue.jobs.grace_given is
-    'Private: this reservation already got its grace period after a gap in maintenance.';
+    'Private: whether this reservation has had its grace period after a gap in maintenance.';
 comment on column pgqueue.jobs.queue is 'The queue.';
-comment on column pgqueue.jobs.task is 'The named function that a worker runs.';
+comment on column pgqueue.jobs.task is 'The task: the named function that a worker runs.';
 comment on column pgqueue.jobs.key is
-    'Order group: jobs of one queue and key run one at a time, in the order of their ids.';
-comment on column pgqueue.jobs.reserved_by is 'The worker that holds it, or held it last.';
+    'The key: jobs of one queue and key run one at a time, in the order of their ids.';
+comment on column pgqueue.jobs.reserved_by is 'The worker that holds the job, or held it last.';
 comment on column pgqueue.jobs.tags is 'Labels for people.';
-comment on column pgqueue.jobs.args is 'Arguments of the task, a JSON object.';
-comment on column pgqueue.jobs.headers is 'Trace context and middleware data, apart from args.';
+comment on column pgqueue.jobs.args is 'The arguments of the task, a JSON object.';
+comment on column pgqueue.jobs.headers is 'Metadata besides args, such as a trace context and what middleware adds.';
 comment on column pgqueue.jobs.errors is
-    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at, when it failed, and retry_at; policy_error, where the rule that had to say when to retry failed itself.';
+    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at (when it failed) and retry_at; and policy_error, if the rule that decides about the retry failed itself.';
 comment on column pgqueue.jobs.retry is
-    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
+    'Options for the retries of this job, which override those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
 comment on column pgqueue.jobs.leader is
-    'For a job in a batch of an accumulating task: the job that stands for all payloads of its key; on that one its own id, while it executes.';
-comment on column pgqueue.jobs.followers is 'For a leader: the jobs with the other payloads of its key, in its batch.';
+    'For a job in a batch of an accumulating task: the job that represents all payloads of its key; the leader has its own id here while it executes.';
+comment on column pgqueue.jobs.followers is 'For a leader: the jobs with the other payloads of its key in this batch.';
 comment on column pgqueue.jobs.score is
-    'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
-comment on column pgqueue.jobs.limit_key is 'What limits of the kind limit_key go by.';
+    'The order of a payload within the batch of an accumulating task; null: by the time of its enqueue.';
+comment on column pgqueue.jobs.limit_key is 'The value to which limits of the kind limit_key apply.';
 comment on column pgqueue.jobs.blocked_on is
-    'The limit or pause that a blocked job waits for; null: it waits for the job ahead of it in its key.';
+    'The limit or pause for which a blocked job waits; null: it waits for the job ahead of it in its key.';
 comment on column pgqueue.jobs.dedupe is 'The dedupe key under which it was enqueued.';
-comment on column pgqueue.jobs.timeout is 'How long one try may take; null: as its task says.';
-comment on column pgqueue.jobs.started is 'The reservation under which its worker last said that the handler runs.';
+comment on column pgqueue.jobs.timeout is 'How long one attempt may take; null: as its task says.';
+comment on column pgqueue.jobs.started is 'The reservation under which its worker last reported that the handler runs.';
 comment on column pgqueue.jobs.crashed_on is
-    'The workers that died while they ran it, one entry for each time; null: none.';
-comment on column pgqueue.jobs.progress is 'What its handler last told: done, total, note, at.';
+    'The workers that died while they ran the job, one entry for each time; null: none.';
+comment on column pgqueue.jobs.progress is 'What its handler last reported: done, total, note, at.';
 comment on column pgqueue.jobs.enqueued_by is
-    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
-comment on column pgqueue.jobs.depends_on is 'The jobs that it was to wait for; null: none.';
-comment on column pgqueue.jobs.run_if is 'What must become of those: succeeded, finished or failed.';
-comment on column pgqueue.jobs.group_id is 'The group that it is a member of.';
-comment on column pgqueue.jobs.has_steps is 'True: it has completed a step. Null: it has not.';
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, the word schedule and the name.';
+comment on column pgqueue.jobs.depends_on is 'The jobs for which it waits; null: none.';
+comment on column pgqueue.jobs.run_if is
+    'How those jobs must end so that this one runs: succeeded, finished or failed.';
+comment on column pgqueue.jobs.group_id is 'The group of which it is a member.';
+comment on column pgqueue.jobs.has_steps is 'Whether it has completed a step; null: it has not.';
 comment on column pgqueue.jobs.throttled_since is
-    'Since when it was only throttled: after a day the next throttle counts as an attempt. Null: it was not, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
 comment on column pgqueue.jobs.lane_key is
     'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
 comment on column pgqueue.jobs.offered is
-    'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
+    'Private: whether its enqueue saw an idle worker; then _hand_off() reads the job again when that transaction commits. Null: it did not look.';
 
 -- Finished jobs, one row each. A row lives in the partition of the day (kept up to 8 days) or the month (kept longer) on
 -- which it expires, so that retention is a dropped table and never a DELETE.
@@ -545,47 +558,50 @@ create index history_group on pgqueue.history (group_id, id) where group_id is n
 create index history_task on pgqueue.history using brin (task text_bloom_ops(n_distinct_per_range = 64))
     with (pages_per_range = 16);
 create index history_unfinished_by_id on pgqueue.history (state, id) include (queue) where state <> 'succeeded';
-comment on table pgqueue.history is 'Finished jobs, until their retention ends. Read pgqueue.all_jobs.';
+comment on table pgqueue.history is 'Finished jobs, until their retention ends. Read pgqueue.all_jobs instead.';
 comment on column pgqueue.history.id is 'The job.';
 comment on column pgqueue.history.reservation is
-    'Its last reservation; a job that is retried goes on counting from it.';
-comment on column pgqueue.history.run_at is 'When it was to run.';
+    'Its last reservation; if the job is retried, the next one is counted from it.';
+comment on column pgqueue.history.run_at is 'When it was to run, as its producer asked.';
 comment on column pgqueue.history.created_at is 'When it was enqueued.';
 comment on column pgqueue.history.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.history.finished_at is 'When it ended.';
 comment on column pgqueue.history.kept_until is 'When this row expires.';
 comment on column pgqueue.history.retention is
-    'How long the job itself said that it is kept; null: its task, queue or settings said so.';
+    'How long history keeps it, if the job itself says so; null: its task, queue or settings say so.';
 comment on column pgqueue.history.state is 'succeeded, dead or cancelled.';
-comment on column pgqueue.history.attempts is 'Tries that it took.';
-comment on column pgqueue.history.max_attempts is 'Tries that it had, where the job itself said so.';
+comment on column pgqueue.history.attempts is 'How many attempts it used.';
+comment on column pgqueue.history.max_attempts is 'How many attempts it had, if the job itself said so.';
 comment on column pgqueue.history.losses is 'How often its lease lapsed.';
 comment on column pgqueue.history.priority is 'Its priority.';
-comment on column pgqueue.history.granularity is 'Private: d or m, partition of a day or of a month.';
+comment on column pgqueue.history.granularity is 'Private: d or m, for the partition of a day or of a month.';
 comment on column pgqueue.history.queue is 'Its queue.';
 comment on column pgqueue.history.task is 'Its task.';
-comment on column pgqueue.history.key is 'Its order group.';
+comment on column pgqueue.history.key is 'Its key.';
 comment on column pgqueue.history.reserved_by is 'The worker that held it last.';
 comment on column pgqueue.history.tags is 'Labels for people.';
-comment on column pgqueue.history.args is 'Arguments of the task.';
-comment on column pgqueue.history.headers is 'Trace context and middleware data.';
+comment on column pgqueue.history.args is 'The arguments of the task.';
+comment on column pgqueue.history.headers is
+    'Metadata besides args, such as a trace context and what middleware added.';
 comment on column pgqueue.history.errors is 'The last ten errors, oldest first.';
-comment on column pgqueue.history.result is 'What complete was given.';
-comment on column pgqueue.history.retry is 'The options for retries that the job itself had.';
-comment on column pgqueue.history.score is 'Its place within a call of an accumulating task.';
-comment on column pgqueue.history.limit_key is 'What limits of the kind limit_key went by.';
+comment on column pgqueue.history.result is 'The result that complete() was given.';
+comment on column pgqueue.history.retry is 'The options for retries of the job itself.';
+comment on column pgqueue.history.score is 'Its order within the batch of an accumulating task.';
+comment on column pgqueue.history.limit_key is 'The value to which limits of the kind limit_key applied.';
 comment on column pgqueue.history.dedupe is 'The dedupe key under which it was enqueued.';
-comment on column pgqueue.history.merged_into is 'The job with the same payload that ran instead of it.';
-comment on column pgqueue.history.timeout is 'How long one try might take, where the job itself said so.';
-comment on column pgqueue.history.crashed_on is 'The workers that died while they ran it, one entry for each time.';
-comment on column pgqueue.history.progress is 'What its handler last told: done, total, note, at.';
+comment on column pgqueue.history.merged_into is 'The job with the same payload that ran in its place.';
+comment on column pgqueue.history.timeout is 'How long one attempt might take, if the job itself said so.';
+comment on column pgqueue.history.crashed_on is
+    'The workers that died while they ran the job, one entry for each time.';
+comment on column pgqueue.history.progress is 'What its handler last reported: done, total, note, at.';
 comment on column pgqueue.history.enqueued_by is
-    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
-comment on column pgqueue.history.depends_on is 'The jobs that it was to wait for; null: none.';
-comment on column pgqueue.history.run_if is 'What must become of those: succeeded, finished or failed.';
-comment on column pgqueue.history.group_id is 'The group that it was a member of.';
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, the word schedule and the name.';
+comment on column pgqueue.history.depends_on is 'The jobs for which it waited; null: none.';
+comment on column pgqueue.history.run_if is
+    'How those jobs had to end so that this one ran: succeeded, finished or failed.';
+comment on column pgqueue.history.group_id is 'The group of which it was a member.';
 comment on column pgqueue.history.steps is
-    'Its steps, in the order in which they ended: name and at; and result, where it did not succeed.';
+    'Its steps, in the order in which they completed: name and at; also result, if the job did not succeed.';
 comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
 comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 
@@ -605,7 +621,7 @@ comment on table pgqueue.lanes is 'Private: the (queue, priority) pairs that res
 comment on column pgqueue.lanes.queue is 'The queue.';
 comment on column pgqueue.lanes.priority is 'The priority.';
 comment on column pgqueue.lanes.seen_at is
-    'When it was last seen in use; a lane that was empty for an hour is dropped.';
+    'When the lane was last seen in use; a lane that has been empty for an hour is dropped.';
 comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
@@ -679,24 +695,25 @@ create table pgqueue.heads (
     fallback_ids bigint[],
     primary key (queue, priority, resumed, n)
 );
-comment on table pgqueue.heads is 'Private: nothing of a sub-lane is ready below its newest head, a pair of time and id.';
-comment on column pgqueue.heads.n is 'Order.';
-comment on column pgqueue.heads.at is 'When it was written.';
+comment on table pgqueue.heads is
+    'Private: low-water marks. No job of a sub-lane is ready below its newest head, a pair of a time and an id.';
+comment on column pgqueue.heads.n is 'The order in which rows were written.';
+comment on column pgqueue.heads.at is 'When the row was written.';
 comment on column pgqueue.heads.head is 'The time of the head.';
 comment on column pgqueue.heads.xid is
-    'The transaction that wrote it. If this server has no such transaction, the row came with a dump and does not count.';
-comment on column pgqueue.heads.idle_since is
-    'Since when nothing has been due in the lane; null: something was, or was claimed.';
-comment on column pgqueue.heads.newest_id is 'The newest job that there was.';
+    'The transaction that wrote the row. If this server has no such transaction, the row came with a dump and does not count.';
+comment on column pgqueue.heads.idle_since is 'Since when no job of the lane has been due or claimed; null: one has.';
+comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
 comment on column pgqueue.heads.priority is 'The priority of the lane.';
-comment on column pgqueue.heads.resumed is 'Which sub-lane: that of jobs that came back, or the ordinary one.';
+comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
 comment on column pgqueue.heads.queue is
     'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
 comment on column pgqueue.heads.open_xids is
-    'Transactions that were open for long and may yet commit something below the head. Once one has ended, its fallback mark is the head.';
+    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
 comment on column pgqueue.heads.fallback_heads is
-    'Fallback marks: for each of open_xids, the time of the head that it must not lose.';
-comment on column pgqueue.heads.head_id is 'The id of the head: within that time nothing below it is ready.';
+    'Fallback marks: for each of open_xids, the time to which the head falls back when that transaction ends.';
+comment on column pgqueue.heads.head_id is
+    'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
 comment on column pgqueue.heads.fallback_ids is 'The ids that go with fallback_heads.';
 
 -- Make heads not count: all of them after a step of the clock, the head of keys after a retry.
@@ -708,13 +725,13 @@ create table pgqueue.head_marks (
     primary key (reason, n)
 );
 comment on table pgqueue.head_marks is
-    'Private: while a mark stands, heads do not count and claims read from the beginning. Empty but for moments.';
+    'Private: while there is a row, heads do not count, and claims read from the beginning. Usually empty.';
 comment on column pgqueue.head_marks.reason is
-    'clock: the clock stepped back, so no head counts. key: a job with a key has its old id again, so the head of jobs with keys does not count.';
-comment on column pgqueue.head_marks.n is 'Number of the mark.';
-comment on column pgqueue.head_marks.at is 'When it was written.';
+    'clock: the clock stepped back, so no head counts. key: a job with a key got its old id again, so the head of jobs with keys does not count.';
+comment on column pgqueue.head_marks.n is 'The order in which rows were written.';
+comment on column pgqueue.head_marks.at is 'When the row was written.';
 comment on column pgqueue.head_marks.seen_xid is
-    'All transactions with an earlier xid may have begun before maintain saw the mark; null: it has not seen it yet.';
+    'All transactions with an earlier xid may have begun before maintain() saw the row; null: it has not seen it yet.';
 
 -- Times that are behind us. Inserted, and read newest first.
 create table pgqueue.horizons (
@@ -724,12 +741,11 @@ create table pgqueue.horizons (
     newest_id bigint
 );
 comment on table pgqueue.horizons is
-    'Private: transactions that had no xid yet at some time, and took one then. What has a later xid makes nothing ready before that time.';
-comment on column pgqueue.horizons.n is 'Order.';
+    'Private: safe points: a time, and a transaction that took its xid after it. A transaction with a later xid makes no job ready before that time.';
+comment on column pgqueue.horizons.n is 'The order in which rows were written.';
 comment on column pgqueue.horizons.at is 'The time, read before the xid was taken.';
 comment on column pgqueue.horizons.xid is 'The xid.';
-comment on column pgqueue.horizons.newest_id is
-    'The newest id that a job had been given, read at the same time; null: unknown.';
+comment on column pgqueue.horizons.newest_id is 'The newest id that a job had at that time; null: unknown.';
 
 -- What extend promised for rows that it could not lock. Inserted, so that it waits for nobody; read by rescue; never updated.
 -- An index by time within each job keeps old promises, and dead rows under an old snapshot, out of the way.
@@ -742,12 +758,12 @@ create table pgqueue.lease_promises (
 alter table pgqueue.lease_promises replica identity full;
 create index lease_promises_by_job on pgqueue.lease_promises (job_id, until);
 comment on table pgqueue.lease_promises is
-    'Private: leases that extend() granted while another session had locked the row of the job, so that the row itself could not say it.';
+    'Private: leases that extend() granted while another session had locked the row of the job, so that they could not be written there.';
 comment on column pgqueue.lease_promises.job_id is 'The job.';
 comment on column pgqueue.lease_promises.reservation is
-    'The reservation that asked. Once the job has another one the promise is void.';
+    'The reservation that asked for it. When the job gets another reservation, the row is void.';
 comment on column pgqueue.lease_promises.until is 'Until when the reservation holds.';
-comment on column pgqueue.lease_promises.lease is 'Length of the lease.';
+comment on column pgqueue.lease_promises.lease is 'The length of the lease.';
 
 -- Above READ COMMITTED a job that ends cannot see who was blocked behind it meanwhile: it leaves a note.
 create table pgqueue.key_notes (
@@ -758,13 +774,13 @@ create table pgqueue.key_notes (
     next_at timestamptz not null default '-infinity'
 );
 comment on table pgqueue.key_notes is
-    'Private: keys whose next job the next maintain() or idle reserve() is to release, once no claim blocks jobs behind job_id.';
-comment on column pgqueue.key_notes.n is 'Order.';
+    'Private: keys of which the next maintain() or idle reserve() is to release the next job, once no claim blocks jobs behind job_id.';
+comment on column pgqueue.key_notes.n is 'The order in which rows were written.';
 comment on column pgqueue.key_notes.queue is 'The queue.';
 comment on column pgqueue.key_notes.key is 'The key.';
 comment on column pgqueue.key_notes.job_id is
-    'The job that left its position while a claim was blocking others behind it; null: none.';
-comment on column pgqueue.key_notes.next_at is 'When to read it.';
+    'The job that left its position while a claim was blocking others behind it; null: there is none.';
+comment on column pgqueue.key_notes.next_at is 'When to check it.';
 
 -- Who stands for a dedupe key. A row of its own, for it may outlive its job.
 create table pgqueue.dedupe_keys (
@@ -776,12 +792,12 @@ create table pgqueue.dedupe_keys (
 );
 create index dedupe_keys_until on pgqueue.dedupe_keys (until) where until is not null;
 create index dedupe_keys_by_job on pgqueue.dedupe_keys (job_id);
-comment on table pgqueue.dedupe_keys is 'Private: which job stands for a dedupe key.';
-comment on column pgqueue.dedupe_keys.task is 'The task: the scope of dedupe.';
+comment on table pgqueue.dedupe_keys is 'Private: which job holds a dedupe key.';
+comment on column pgqueue.dedupe_keys.task is 'The task; dedupe keys of two tasks are independent.';
 comment on column pgqueue.dedupe_keys.dedupe is 'The dedupe key.';
-comment on column pgqueue.dedupe_keys.job_id is 'The job that stands.';
+comment on column pgqueue.dedupe_keys.job_id is 'The job that holds the key.';
 comment on column pgqueue.dedupe_keys.until is
-    'Until when it stands, whatever becomes of the job; null: while the job lives.';
+    'Until when it holds the key, even if the job has ended; null: as long as the job lives.';
 
 -- Starts are inserted and summed over the time that counts; nothing is updated in place.
 create table pgqueue.limit_starts (
@@ -794,8 +810,8 @@ create index limit_starts_by_time on pgqueue.limit_starts (name, at);
 create index limit_starts_past on pgqueue.limit_starts (at);
 comment on table pgqueue.limit_starts is 'Private: starts under a rate limit.';
 comment on column pgqueue.limit_starts.name is 'The limit: kind:target.';
-comment on column pgqueue.limit_starts.at is 'When.';
-comment on column pgqueue.limit_starts.started is 'How many.';
+comment on column pgqueue.limit_starts.at is 'When the jobs started.';
+comment on column pgqueue.limit_starts.started is 'How many jobs started.';
 
 create table pgqueue.limit_waits (
     n bigint generated always as identity primary key,
@@ -807,10 +823,11 @@ create index limit_waits_timed on pgqueue.limit_waits (next_at) where timed;
 create index limit_waits_by_time on pgqueue.limit_waits (next_at);
 create index limit_waits_by_name on pgqueue.limit_waits (name, next_at);
 comment on table pgqueue.limit_waits is 'Private: limits that block jobs, and when to check whether they have capacity.';
-comment on column pgqueue.limit_waits.n is 'Order.';
-comment on column pgqueue.limit_waits.name is 'The limit: kind:target; or pause:kind:target.';
-comment on column pgqueue.limit_waits.next_at is 'When to look.';
-comment on column pgqueue.limit_waits.timed is 'Whether there will be room then, as a rate says: workers wake for it.';
+comment on column pgqueue.limit_waits.n is 'The order in which rows were written.';
+comment on column pgqueue.limit_waits.name is 'The limit, as kind:target; for a pause, pause:kind:target.';
+comment on column pgqueue.limit_waits.next_at is 'When to check it.';
+comment on column pgqueue.limit_waits.timed is
+    'Whether a rate will have capacity at that time: then workers wake for it.';
 
 -- Inserted and read newest first, never updated: a row per second that were updated would, while some session holds an old
 -- snapshot, become a chain of versions that every failing job walks.
@@ -824,12 +841,13 @@ create table pgqueue.retry_bookings (
 create index retry_bookings_by_second on pgqueue.retry_bookings (queue, second, n);
 create index retry_bookings_past on pgqueue.retry_bookings (second);
 comment on table pgqueue.retry_bookings is
-    'Private: how many retries become due in which second, of queues with a retry_budget.';
-comment on column pgqueue.retry_bookings.n is 'Order; of the rows of one second the newest holds.';
-comment on column pgqueue.retry_bookings.second is 'When that second begins.';
+    'Private: how many retries become due in which second, for queues with a retry_budget.';
+comment on column pgqueue.retry_bookings.n is
+    'The order in which rows were written; of the rows for one second, the newest counts.';
+comment on column pgqueue.retry_bookings.second is 'The beginning of the second.';
 comment on column pgqueue.retry_bookings.full_until is
-    'All seconds from this one to before that one are full; null: not known.';
-comment on column pgqueue.retry_bookings.booked is 'Retries booked for it.';
+    'All seconds from this one until that time have no capacity left; null: not known.';
+comment on column pgqueue.retry_bookings.booked is 'How many retries are booked for it.';
 comment on column pgqueue.retry_bookings.queue is 'The queue.';
 
 -- What became of each instant, and with it where each schedule stands: next_at of its newest row. Inserted, never updated:
@@ -854,21 +872,21 @@ create unique index schedule_runs_once on pgqueue.schedule_runs (schedule, at);
 create index schedule_runs_standing on pgqueue.schedule_runs (schedule, n) where rule is not null;
 create index schedule_runs_jobs on pgqueue.schedule_runs (schedule, n) where job_id is not null;
 comment on table pgqueue.schedule_runs is
-    'What became of each instant of each schedule, for a week. Read pgqueue.schedule_history instead.';
-comment on column pgqueue.schedule_runs.n is 'Order.';
+    'The outcome of each instant of each schedule, kept for a week. Read pgqueue.schedule_history instead.';
+comment on column pgqueue.schedule_runs.n is 'The order in which rows were written.';
 comment on column pgqueue.schedule_runs.schedule is 'The schedule.';
-comment on column pgqueue.schedule_runs.at is 'The instant at which it was due; null: the row is not about one.';
-comment on column pgqueue.schedule_runs.decided_at is 'When this was written.';
+comment on column pgqueue.schedule_runs.at is 'The instant at which the schedule was due; null: the row is about none.';
+comment on column pgqueue.schedule_runs.decided_at is 'When the row was written.';
 comment on column pgqueue.schedule_runs.outcome is
-    'enqueued; overlap: skipped, the last job was still alive; planned: nothing was due but next_at was set, or missed runs were skipped; manual: run_schedule_now(); error.';
-comment on column pgqueue.schedule_runs.job_id is 'The job.';
+    'enqueued; overlap: skipped, because the previous job was live; planned: nothing was due, but next_at was set, or missed runs were skipped; manual: run_schedule_now(); error.';
+comment on column pgqueue.schedule_runs.job_id is 'The job that was enqueued.';
 comment on column pgqueue.schedule_runs.next_at is 'When the schedule is due next; null: never again.';
 comment on column pgqueue.schedule_runs.passed_from is
-    'Missed instants from this one on were skipped, as catch_up says.';
-comment on column pgqueue.schedule_runs.retry_at is 'After an error: when it is tried again.';
+    'The first of the missed instants that were skipped, as catch_up says.';
+comment on column pgqueue.schedule_runs.retry_at is 'After an error: when the schedule is tried again.';
 comment on column pgqueue.schedule_runs.rule is
-    'Private: from what next_at was computed; another rule, and it is computed anew. Null: next_at counts for nothing.';
-comment on column pgqueue.schedule_runs.error is 'What went wrong.';
+    'Private: the rule from which next_at was computed; if the schedule has another rule, it is computed anew. Null: next_at does not count.';
+comment on column pgqueue.schedule_runs.error is 'The error.';
 
 -- What a job waits for; how a parent ended of which history keeps nothing; steps, events, and what is to be checked again.
 create table pgqueue.dependencies (
@@ -881,13 +899,13 @@ create table pgqueue.dependencies (
 create index dependencies_by_child on pgqueue.dependencies (child, parent);
 create index dependencies_ended on pgqueue.dependencies (child, parent) where ended is not null;
 comment on table pgqueue.dependencies is
-    'Private: a job, and one that waits for it. The row goes when the job succeeds; otherwise it stays until the other one starts or is gone.';
-comment on column pgqueue.dependencies.parent is 'The job that is waited for.';
+    'Private: a job, and one that waits for it. The row is deleted when the job succeeds; otherwise it stays until the waiting job starts or is gone.';
+comment on column pgqueue.dependencies.parent is 'The job for which the child waits.';
 comment on column pgqueue.dependencies.child is 'The job that waits.';
 comment on column pgqueue.dependencies.ended is
     'How the parent ended, if it did not succeed: dead, cancelled or deleted; null: it has not ended.';
 comment on column pgqueue.dependencies.traceless is
-    'Whether a parent that is nowhere to be found has succeeded, because history does not keep such jobs.';
+    'Whether a parent that is found nowhere has succeeded, because history does not keep such jobs.';
 
 -- What did not succeed leaves a trace also where history keeps nothing: a child that is being enqueued must not run for it.
 create table pgqueue.traces (
@@ -896,11 +914,11 @@ create table pgqueue.traces (
     open text[]
 );
 comment on table pgqueue.traces is
-    'Private: a job that did not succeed, and of which history keeps nothing, for as long as a transaction of its time is open.';
+    'Private: a job that did not succeed and that history does not keep, for as long as a transaction of its time is open.';
 comment on column pgqueue.traces.id is 'The job.';
 comment on column pgqueue.traces.state is 'How it ended: dead, cancelled or deleted.';
 comment on column pgqueue.traces.open is
-    'The virtual ids of the transactions that were open when maintain first met it; null: not yet.';
+    'The virtual ids of the transactions that were open when maintain() first saw the row; null: it has not seen it yet.';
 
 create table pgqueue.steps (
     job_id bigint not null,
@@ -924,9 +942,9 @@ create table pgqueue.events (
     kept_until timestamptz not null
 );
 create index events_kept on pgqueue.events (kept_until);
-comment on table pgqueue.events is 'Events that were emitted, each until its time is over.';
+comment on table pgqueue.events is 'Events that were emitted, until their retention ends.';
 comment on column pgqueue.events.name is 'The name of the event.';
-comment on column pgqueue.events.payload is 'What its emitter said.';
+comment on column pgqueue.events.payload is 'The payload that emit_event() was given.';
 comment on column pgqueue.events.emitted_at is 'When it was emitted.';
 comment on column pgqueue.events.kept_until is 'Until when it is kept.';
 
@@ -943,8 +961,8 @@ comment on table pgqueue.event_waits is 'Private: a job that waits for an event.
 comment on column pgqueue.event_waits.name is 'The name of the event.';
 comment on column pgqueue.event_waits.job_id is 'The job.';
 comment on column pgqueue.event_waits.step is 'The step of the job that the event completes.';
-comment on column pgqueue.event_waits.until is 'When the job goes on without it; null: never.';
-comment on column pgqueue.event_waits.since is 'When it began to wait.';
+comment on column pgqueue.event_waits.until is 'When the job continues without the event; null: never.';
+comment on column pgqueue.event_waits.since is 'When the job began to wait.';
 
 create table pgqueue.notes (
     n bigint generated always as identity primary key,
@@ -957,15 +975,15 @@ create table pgqueue.notes (
 );
 -- A group does not end before the members that are to come back with it are back.
 create index notes_members on pgqueue.notes (id) where kind = 'revive';
-comment on table pgqueue.notes is 'Private: something to check again in a later transaction.';
-comment on column pgqueue.notes.n is 'In order of insertion.';
+comment on table pgqueue.notes is 'Private: a job or group to check again in a later transaction.';
+comment on column pgqueue.notes.n is 'The order in which rows were written.';
 comment on column pgqueue.notes.kind is
-    'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history; superseded: a job to cancel, as another has its dedupe key.';
+    'parents: a new child and its parents. settle: a job that waits, and what it still waits for. ended: the children of a job that ended. retried: the children of a job that was retried. doubtful: a child whose dead or cancelled parent may come back. group: a group. recount: a group with members that were retried. cancel: the members of a group that is cancelled. revive: the members of a group that came back. event: an event. steps: an ended job, whose steps move to history. superseded: a job to cancel, because another one has its dedupe key.';
 comment on column pgqueue.notes.id is 'The job or group.';
-comment on column pgqueue.notes.after is 'The children up to this one are done.';
-comment on column pgqueue.notes.name is 'How the parent ended, or the event.';
+comment on column pgqueue.notes.after is 'The children up to this id are done.';
+comment on column pgqueue.notes.name is 'How the parent ended, or the name of the event.';
 comment on column pgqueue.notes.look_at is 'When to check.';
-comment on column pgqueue.notes.xid is 'The transaction that left it, which cannot see what runs beside it.';
+comment on column pgqueue.notes.xid is 'The transaction that left the note, which cannot see concurrent transactions.';
 
 -- Written at a worker's start and end, and by an operator who commands it.
 create table pgqueue.workers (
@@ -981,20 +999,24 @@ create table pgqueue.workers (
     stack_of bigint,
     stack_asked_at timestamptz
 );
-comment on table pgqueue.workers is 'Registered workers. Written at start and end only; liveness is in heartbeats.';
+comment on table pgqueue.workers is
+    'Registered workers. A row is written at start and end only; heartbeats say whether a worker is alive.';
 comment on column pgqueue.workers.name is 'The worker, as in reserve(worker).';
-comment on column pgqueue.workers.channel is 'Its personal NOTIFY channel.';
-comment on column pgqueue.workers.queues is 'The queues it serves; null: all.';
-comment on column pgqueue.workers.info is 'What it reports about itself: host, pid, version, concurrency.';
+comment on column pgqueue.workers.channel is 'The NOTIFY channel of this worker alone.';
+comment on column pgqueue.workers.queues is 'The queues that it serves; null: all.';
+comment on column pgqueue.workers.info is 'What it reports about itself, such as host, pid, version and concurrency.';
 comment on column pgqueue.workers.started_at is 'When it registered.';
 comment on column pgqueue.workers.command is
-    'What an operator asked of it: quiet, stop or kill; null: nothing. See quiet_worker(), stop_worker(), kill_worker().';
-comment on column pgqueue.workers.commanded_at is 'When that was asked.';
-comment on column pgqueue.workers.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
+    'The command that an operator gave it: quiet, stop or kill; null: none. See quiet_worker(), stop_worker() and kill_worker().';
+comment on column pgqueue.workers.commanded_at is 'When the command was given.';
+comment on column pgqueue.workers.obeyed_at is
+    'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.workers.database is
-    'The oid of the database in which it registered: in a copy of that, its row does not count. Null: of before this was recorded.';
-comment on column pgqueue.workers.stack_of is 'Private: the job of whose handler an operator wants the stack, until the worker has read that.';
-comment on column pgqueue.workers.stack_asked_at is 'Private: when that was asked; it counts for ten seconds.';
+    'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+comment on column pgqueue.workers.stack_of is
+    'Private: the job whose handler''s stack an operator asked for, until the worker has read that.';
+comment on column pgqueue.workers.stack_asked_at is
+    'Private: when the stack was asked for; the request is valid for ten seconds.';
 
 -- Liveness, and what a process holds, is inserted and read newest first: a row updated in place would, while some session
 -- holds an old snapshot, become a chain of versions that every reader walks.
@@ -1008,11 +1030,11 @@ create table pgqueue.heartbeats (
 create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
-comment on column pgqueue.heartbeats.n is 'Order of arrival.';
+comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
 comment on column pgqueue.heartbeats.worker is 'The worker.';
-comment on column pgqueue.heartbeats.at is 'When.';
+comment on column pgqueue.heartbeats.at is 'When the heartbeat arrived.';
 comment on column pgqueue.heartbeats.memory is
-    'The resident memory of its process in bytes; null: it did not report it.';
+    'The resident memory of the worker''s process in bytes; null: it did not report it.';
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
 
@@ -1028,14 +1050,15 @@ create table pgqueue.job_logs (
     primary key (job_id, n)
 );
 create index job_logs_by_time on pgqueue.job_logs (written_at);
-comment on table pgqueue.job_logs is 'Private: log lines of jobs, for settings.retention_logs. Read job_log() instead.';
-comment on column pgqueue.job_logs.n is 'Ascending number of the row.';
+comment on table pgqueue.job_logs is
+    'Private: log lines of jobs, kept for settings.retention_logs. Read job_log() instead.';
+comment on column pgqueue.job_logs.n is 'The order in which lines were stored.';
 comment on column pgqueue.job_logs.job_id is 'The job.';
-comment on column pgqueue.job_logs.attempt is 'The attempt in which it was written.';
-comment on column pgqueue.job_logs.written_at is 'When it was stored.';
-comment on column pgqueue.job_logs.at is 'When the handler wrote it, by the clock of its host.';
-comment on column pgqueue.job_logs.level is 'DEBUG to CRITICAL; STACK: a line of the stack of its handler.';
-comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at most.';
+comment on column pgqueue.job_logs.attempt is 'The attempt in which the line was written.';
+comment on column pgqueue.job_logs.written_at is 'When the line was stored.';
+comment on column pgqueue.job_logs.at is 'When the handler wrote the line, by the clock of its host.';
+comment on column pgqueue.job_logs.level is 'The level, DEBUG to CRITICAL; STACK: a line of the handler''s stack.';
+comment on column pgqueue.job_logs.line is 'The text, at most 1,024 characters.';
 
 create table pgqueue.worker_reports (
     n bigint generated always as identity primary key,
@@ -1044,11 +1067,11 @@ create table pgqueue.worker_reports (
     report jsonb not null
 );
 comment on table pgqueue.worker_reports is
-    'Private: what workers counted since their last heartbeat, until the next sample takes it.';
-comment on column pgqueue.worker_reports.n is 'Ascending number of the row.';
+    'Private: what workers have counted since their last heartbeat, until the next sample includes it.';
+comment on column pgqueue.worker_reports.n is 'The order in which reports arrived.';
 comment on column pgqueue.worker_reports.worker is 'The worker.';
 comment on column pgqueue.worker_reports.at is 'When it reported.';
-comment on column pgqueue.worker_reports.report is 'What it gave to beat().';
+comment on column pgqueue.worker_reports.report is 'The report that it gave to beat().';
 
 -- Who is idle, until when. The question of enqueue is a range over (queue, until > its ready time), so rows of the past,
 -- dead or alive, are never visited. A registration ends with the session that announced it, so a crash may take it: its commit
@@ -1064,13 +1087,13 @@ create unlogged table pgqueue.idle_workers (
 );
 create index idle_workers_by_queue on pgqueue.idle_workers (queue, until);
 create index idle_workers_by_worker on pgqueue.idle_workers (worker, until);
-comment on table pgqueue.idle_workers is 'Private: idle registrations: workers that wait for NOTIFY.';
-comment on column pgqueue.idle_workers.queue is 'A queue it serves; empty: all queues.';
-comment on column pgqueue.idle_workers.until is 'Until when it is idle; it polls by itself before.';
+comment on table pgqueue.idle_workers is 'Private: idle registrations, of workers that wait for NOTIFY.';
+comment on column pgqueue.idle_workers.queue is 'A queue that it serves; empty: all queues.';
+comment on column pgqueue.idle_workers.until is 'Until when it counts as idle; it polls by itself before that.';
 comment on column pgqueue.idle_workers.worker is 'The worker.';
 comment on column pgqueue.idle_workers.channel is 'The channel that wakes it.';
 comment on column pgqueue.idle_workers.handoff_channel is
-    'The channel on which it takes jobs that enqueue() reserves for it; null: it takes none.';
+    'The channel on which it receives jobs that enqueue() reserves for it; null: it receives none.';
 comment on column pgqueue.idle_workers.listener is 'The process id of the session that listens on that channel.';
 comment on column pgqueue.idle_workers.lease is 'The lease of its reservations.';
 
@@ -1087,21 +1110,23 @@ create table pgqueue.maintenance_runs (
     hidden bigint not null default 0,
     expired bigint not null default 0
 );
-comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). stats() shows what matters of it.';
-comment on column pgqueue.maintenance_runs.n is 'Order of the runs.';
+comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). Read stats() instead.';
+comment on column pgqueue.maintenance_runs.n is 'The order of the runs.';
 comment on column pgqueue.maintenance_runs.at is 'When it ran.';
 comment on column pgqueue.maintenance_runs.gap_at is
-    'When the last gap of more than 8 s in maintenance ended: a lease that could not be extended in the gap gets a grace period.';
+    'When the last gap of more than 8 s in maintenance ended: leases that could not be extended during the gap get a grace period.';
 comment on column pgqueue.maintenance_runs.stepped_from is
-    'Where the clock stood before it last stepped back, while jobs from there are still being brought forward.';
-comment on column pgqueue.maintenance_runs.rescued is 'Jobs taken back from lapsed leases, in all.';
-comment on column pgqueue.maintenance_runs.prolonged is 'Leases that got a grace period after a gap, in all.';
-comment on column pgqueue.maintenance_runs.found_lanes is 'Lanes with jobs that were not registered, in all.';
+    'The time from which the clock last stepped back, while jobs with later times are still being brought forward.';
+comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken back from lapsed leases, in all.';
+comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
+comment on column pgqueue.maintenance_runs.found_lanes is
+    'How many lanes with jobs were found that were not registered, in all.';
 comment on column pgqueue.maintenance_runs.unparked is
-    'Blocked jobs found with nothing ahead of them, in all; none as a rule.';
+    'How many blocked jobs were found with nothing ahead of them, in all; normally none.';
 comment on column pgqueue.maintenance_runs.hidden is
-    'Lanes found with something ready below their heads, in all; none as a rule.';
-comment on column pgqueue.maintenance_runs.expired is 'Jobs cancelled as they did not start in time, in all.';
+    'How many lanes were found with ready jobs below their heads, in all; normally none.';
+comment on column pgqueue.maintenance_runs.expired is
+    'How many jobs were cancelled because they had not started in time, in all.';
 
 -- What a step left for its next run. Inserted when it differs from what stands there, and read newest first: a row updated in
 -- place would, under an old snapshot, become a chain of versions that every run walks.
@@ -1120,24 +1145,26 @@ create table pgqueue.maintenance_steps (
 );
 create index maintenance_steps_by_step on pgqueue.maintenance_steps (step, n);
 comment on table pgqueue.maintenance_steps is
-    'Private: what each step of maintain() left for its next run. stats() shows what matters of it.';
-comment on column pgqueue.maintenance_steps.n is 'Order.';
-comment on column pgqueue.maintenance_steps.at is 'When it was written.';
-comment on column pgqueue.maintenance_steps.step is 'The step.';
-comment on column pgqueue.maintenance_steps.next_at is 'The step is not due before this; null: it is due in each run.';
+    'Private: the state that each step of maintain() left for its next run. Read stats() instead.';
+comment on column pgqueue.maintenance_steps.n is 'The order in which rows were written.';
+comment on column pgqueue.maintenance_steps.at is 'When the row was written.';
+comment on column pgqueue.maintenance_steps.step is 'The name of the step.';
+comment on column pgqueue.maintenance_steps.next_at is
+    'The step is not due before this time; null: it is due in each run.';
 comment on column pgqueue.maintenance_steps.missed_since is
-    'Since when it has been due without a turn, as the time of each run was used up before; null: it had its turn.';
-comment on column pgqueue.maintenance_steps.unfinished is 'Its share of the time ended before its work did.';
+    'Since when the step has been due without a turn, because earlier steps used up the time of each run; null: it had its turn.';
+comment on column pgqueue.maintenance_steps.unfinished is 'Whether its share of the time ended before its work did.';
 comment on column pgqueue.maintenance_steps.slice is
-    'How many rows it takes at once; smaller than usual where that took too long. Null: as many as usual.';
-comment on column pgqueue.maintenance_steps.cursor is 'How far it came, where it goes through a table in turns.';
-comment on column pgqueue.maintenance_steps.failures is 'How often it failed in a row.';
-comment on column pgqueue.maintenance_steps.failing_since is 'Since when it fails.';
-comment on column pgqueue.maintenance_steps.error is 'What it last failed with, or what it reports.';
+    'How many rows the step processes at once, if that is fewer than usual because those took too long. Null: as many as usual.';
+comment on column pgqueue.maintenance_steps.cursor is
+    'How far the step came, if it goes through a table in several runs.';
+comment on column pgqueue.maintenance_steps.failures is 'How often the step has failed in a row.';
+comment on column pgqueue.maintenance_steps.failing_since is 'Since when the step has failed.';
+comment on column pgqueue.maintenance_steps.error is 'The last error of the step, or what it reports.';
 
 -- Survives the end of a transaction, whatever ended it: a call that was killed within a step is seen by the next.
 create sequence pgqueue.step_under_way minvalue 0 start 0;
-comment on sequence pgqueue.step_under_way is 'Private: the number of the step that maintain() is in; 0: none.';
+comment on sequence pgqueue.step_under_way is 'Private: the number of the step that maintain() runs; 0: none.';
 
 -- The numbers of the queues over time.
 create table pgqueue.samples (
@@ -1163,15 +1190,16 @@ create table pgqueue.samples (
 );
 create index samples_by_time on pgqueue.samples (span, at);
 comment on table pgqueue.samples is
-    'The numbers of each queue, every 10 s, by maintain(): for pages, monitors and stats(recent => true). A queue without a row at a time had nothing in it; the queue '''' stands for all. select at, due, ended from pgqueue.samples where queue = ''mail'' and span = 10 order by at desc limit 360;';
-comment on column pgqueue.samples.n is 'Ascending number of the row.';
-comment on column pgqueue.samples.at is 'When it was taken; for a row of 600 s, when that time ended.';
-comment on column pgqueue.samples.span is 'Seconds that it stands for: 10 (kept for a day), or 600 (kept for 90 days).';
+    'The numbers of each queue, written every 10 s by maintain(), for pages, monitors and stats(recent => true). A queue without a row at a time was empty; the queue '''' stands for all queues. select at, due, ended from pgqueue.samples where queue = ''mail'' and span = 10 order by at desc limit 360;';
+comment on column pgqueue.samples.n is 'The order in which rows were written.';
+comment on column pgqueue.samples.at is 'When the sample was taken; for a row of 600 s, when that time ended.';
+comment on column pgqueue.samples.span is
+    'How many seconds the row stands for: 10 (kept for a day), or 600 (kept for 90 days).';
 comment on column pgqueue.samples.queue is 'The queue; '''': all queues together, and all tasks in ended.';
 comment on column pgqueue.samples.waiting is 'Jobs in the state waiting, due or not.';
-comment on column pgqueue.samples.due is 'Waiting and failed jobs that could start.';
-comment on column pgqueue.samples.scheduled is 'Waiting and failed jobs whose time has not come.';
-comment on column pgqueue.samples.failed is 'Jobs in the state failed: they will be retried.';
+comment on column pgqueue.samples.due is 'Waiting and failed jobs that may start now.';
+comment on column pgqueue.samples.scheduled is 'Waiting and failed jobs that may not start yet.';
+comment on column pgqueue.samples.failed is 'Jobs in the state failed, which will be retried.';
 comment on column pgqueue.samples.blocked is
     'Jobs that wait for another job of their key, for a limit, or for jobs that they depend on.';
 comment on column pgqueue.samples.executing is 'Jobs that are reserved.';
@@ -1179,18 +1207,18 @@ comment on column pgqueue.samples.dead is 'Dead jobs in history.';
 comment on column pgqueue.samples.counted_to is
     'Where counting stopped: a number as high as this means at least that many. Null: the numbers were exact at counted_at.';
 comment on column pgqueue.samples.oldest_due_at is
-    'Since when the oldest due job could have started; for a row of 600 s, of the sample with the greatest lag.';
+    'Since when the oldest due job may start; for a row of 600 s, in the sample with the greatest lag.';
 comment on column pgqueue.samples.ended is
-    'What started and ended since the row before, as workers reported: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and buckets of 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
+    'What started and ended since the previous row, as workers reported it: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and a histogram with buckets up to 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
 comment on column pgqueue.samples.blocked_by_limit is
-    'How many of the blocked jobs are at a limit. Null: the row is of before they were told apart.';
+    'How many of the blocked jobs wait for a limit. Null: the row was written before this was recorded.';
 comment on column pgqueue.samples.blocked_by_parents is
-    'How many of the blocked jobs wait for other jobs to end; the rest is behind a job of its key.';
+    'How many of the blocked jobs wait for other jobs to end; the others wait behind a job of their key.';
 comment on column pgqueue.samples.is_large is 'Whether the queue has too many jobs to be counted in each sample.';
 comment on column pgqueue.samples.counted_at is
-    'When the numbers were counted, save executing and oldest_due_at; null: never whole yet.';
+    'When the numbers were counted, except executing and oldest_due_at; null: they have not been counted in full yet.';
 comment on column pgqueue.samples.oldest_stuck_at is
-    'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
+    'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 
 -- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
 -- another one than was granted.
@@ -1200,11 +1228,12 @@ create table pgqueue.grants (
     role_oid oid,
     primary key (role, kind)
 );
-comment on table pgqueue.grants is 'What grant_access() gave; applied again whenever the functions are reloaded.';
+comment on table pgqueue.grants is
+    'The rights that grant_access() gave; they are granted again whenever the functions are reloaded.';
 comment on column pgqueue.grants.role is 'The role.';
 comment on column pgqueue.grants.kind is 'producer, worker, operator or reader.';
 comment on column pgqueue.grants.role_oid is
-    'Its oid: a role that was renamed keeps its rights, and a new one with an old name gets none.';
+    'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
 
 -- What operators did, and which versions of the functions were loaded.
 create table pgqueue.audit (
@@ -1219,16 +1248,16 @@ create table pgqueue.audit (
 );
 create index audit_by_time on pgqueue.audit (at);
 comment on table pgqueue.audit is
-    'What operators did, by the functions that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
-comment on column pgqueue.audit.n is 'Ascending number of the row.';
-comment on column pgqueue.audit.at is 'When.';
+    'The actions of operators, one row for each function that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
+comment on column pgqueue.audit.n is 'The order of the actions.';
+comment on column pgqueue.audit.at is 'When the function was called.';
 comment on column pgqueue.audit.actor is
-    'Who: the setting pgqueue.actor, which a page or a script sets for the person behind it; else the role that logged in.';
+    'Who called it: the setting pgqueue.actor, which a page or a script sets to the person that uses it; else the role that logged in.';
 comment on column pgqueue.audit.db_role is 'The role that logged in.';
 comment on column pgqueue.audit.action is 'The function.';
-comment on column pgqueue.audit.filter is 'What it was called with; of many job_ids the first hundred.';
-comment on column pgqueue.audit.changed is 'How many jobs, or rows, it changed.';
-comment on column pgqueue.audit.via is 'By which program: the setting pgqueue.via, else application_name.';
+comment on column pgqueue.audit.filter is 'The arguments; of many job_ids, the first hundred.';
+comment on column pgqueue.audit.changed is 'How many jobs or rows it changed.';
+comment on column pgqueue.audit.via is 'The program: the setting pgqueue.via, else application_name.';
 
 -- Which jobs a bulk retry brought back, for the page that says what became of them. Inserted, and deleted by age.
 create table pgqueue.retries (
@@ -1258,12 +1287,12 @@ create table pgqueue.releases (
     installed_at timestamptz not null default clock_timestamp()
 );
 comment on table pgqueue.releases is
-    'Which versions of the functions were loaded, newest last. A worker reads it at start.';
-comment on column pgqueue.releases.n is 'Order.';
-comment on column pgqueue.releases.revision is 'The migration that the tables stand at.';
+    'The versions of the functions that were loaded, newest last. A worker reads it when it starts.';
+comment on column pgqueue.releases.n is 'The order in which they were loaded.';
+comment on column pgqueue.releases.revision is 'The revision of the tables.';
 comment on column pgqueue.releases.digest is 'SHA-256 over sql/.';
-comment on column pgqueue.releases.version is 'Version of the Python package that loaded them.';
-comment on column pgqueue.releases.installed_at is 'When.';
+comment on column pgqueue.releases.version is 'The version of the Python package that loaded them.';
+comment on column pgqueue.releases.installed_at is 'When they were loaded.';
 
 -- The options of a job; filters that find jobs, and the rows that they find.
 create type pgqueue.job_options as (
@@ -1295,7 +1324,7 @@ create type pgqueue.job_options as (
     group_id bigint,
     retry_cap interval
 );
-comment on type pgqueue.job_options is 'Private: what a producer may say of a job, as enqueue() takes it.';
+comment on type pgqueue.job_options is 'Private: the options of a job, as enqueue() takes them.';
 
 create type pgqueue.job_filter as (
     states text[],
@@ -1328,15 +1357,15 @@ create type pgqueue.job_filter as (
     tenants text[],
     enqueued_by text[]
 );
-comment on type pgqueue.job_filter is 'Private: the filter of search(), read.';
+comment on type pgqueue.job_filter is 'Private: the filter of search(), parsed.';
 
 create type pgqueue.found_job as (id bigint, granularity "char", kept_until timestamptz, is_asked_to_stop boolean);
 comment on type pgqueue.found_job is
-    'Private: a job that fits a filter; granularity and kept_until lead to the partition of an ended one.';
+    'Private: a job that matches a filter; granularity and kept_until lead to the partition of an ended one.';
 
 -- Claims.
 create type pgqueue.sub_lane as (queue text, priority smallint, resumed boolean);
-comment on type pgqueue.sub_lane is 'Private: a lane''s ordinary part, or that of jobs that came back.';
+comment on type pgqueue.sub_lane is 'Private: the ordinary jobs of a lane, or those that came back.';
 
 create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean);
 comment on type pgqueue.due_lane is 'Private: a lane in which a job is due; whether tenants take turns in it, and its queue is under a limit.';
@@ -1354,10 +1383,10 @@ comment on type pgqueue.touched_limit is 'Private: a limit that jobs of a claim 
 
 create type pgqueue.start as (row_ctid tid, kind text, slot integer, opens boolean);
 comment on type pgqueue.start is
-    'Private: a job that a claim starts one by one: plain, keyed, or gather (with the other payloads of its key); opens: it is the first in its slot.';
+    'Private: a job that a claim starts by itself: plain, keyed, or gather (with the other payloads of its key). opens: it is the first in its slot.';
 
 create type pgqueue.turn as (queue text, slots integer[]);
-comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and these slots.';
+comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and the numbers of these slots.';
 
 create type pgqueue.claimed_job as (
     id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
@@ -1369,7 +1398,8 @@ comment on type pgqueue.claimed_job is 'Private: a row of reserve().';
 create type pgqueue.draw as (
     turns pgqueue.turn[], among text[], undrawn integer[], jobs pgqueue.claimed_job[], filled pgqueue.turn[]
 );
-comment on type pgqueue.draw is 'Private: what slots of a claim drew, and what became of it: see _next_turn.';
+comment on type pgqueue.draw is
+    'Private: which queues the slots of a claim drew, and with which result: see _next_turn.';
 
 -- Ends.
 create type pgqueue.failure as (
@@ -1383,7 +1413,7 @@ create type pgqueue.failure as (
     cancel boolean
 );
 comment on type pgqueue.failure is
-    'Private: a failed attempt as its worker reports it, with what fail() takes; n: its position in the call.';
+    'Private: a failed attempt as its worker reports it, with the arguments of fail(); n: its position in the call.';
 
 create type pgqueue.failed_attempt as (
     n integer,
@@ -1416,15 +1446,15 @@ create type pgqueue.failed_attempt as (
     policy_error text
 );
 comment on type pgqueue.failed_attempt is
-    'Private: a failure with what its job and task say of retries, and with what becomes of the job: state, and ready_at if it is retried.';
+    'Private: a failure with the retry options of its job and task, and with the outcome: state, and ready_at if the job is retried.';
 
 create type pgqueue.ended_job as (
     id bigint, task text, queue text, key text, limit_key text, dedupe text, group_id bigint, followers bigint[],
     has_steps boolean
 );
-comment on type pgqueue.ended_job is 'Private: a job that ended, with what others may wait for: see _follow_ends.';
+comment on type pgqueue.ended_job is 'Private: a job that ended, with what other jobs may wait for: see _follow_ends.';
 
 create type pgqueue.end_report as (
     outcome text, job_id bigint, reservation bigint, lease_expires_at timestamptz, note text
 );
-comment on type pgqueue.end_report is 'Private: what exchange() says about a job that ended: see _end_jobs.';
+comment on type pgqueue.end_report is 'Private: what exchange() reports about a job that ended: see _end_jobs.';
