@@ -11,10 +11,10 @@ comment on view pgqueue.executing is
 comment on column pgqueue.executing.id is 'The id that enqueue returned.';
 comment on column pgqueue.executing.queue is 'Its queue.';
 comment on column pgqueue.executing.task is 'Its task.';
-comment on column pgqueue.executing.key is 'Order group: jobs of one queue and key run one at a time, in order.';
-comment on column pgqueue.executing.limit_key is 'The group that limits of the kind limit_key count.';
+comment on column pgqueue.executing.key is 'The key: jobs of one queue and key run one at a time, in order.';
+comment on column pgqueue.executing.limit_key is 'The value to which limits of the kind limit_key apply.';
 comment on column pgqueue.executing.attempts is 'Attempts so far, including the current one.';
 comment on column pgqueue.executing.reserved_at is 'When it was reserved.';
 comment on column pgqueue.executing.reserved_by is 'The worker that holds it.';
 comment on column pgqueue.executing.lease_expires_at is 'When that reservation ends, unless extended.';
-comment on column pgqueue.executing.progress is 'How far its handler is, as that reported it: done, total and note.';
+comment on column pgqueue.executing.progress is 'The progress that its handler last reported: done, total and note.';

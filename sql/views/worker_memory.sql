@@ -10,4 +10,4 @@ comment on view pgqueue.worker_memory is
     'The memory of each worker within an hour, by the minute. select * from pgqueue.worker_memory order by worker, at;';
 comment on column pgqueue.worker_memory.worker is 'The worker.';
 comment on column pgqueue.worker_memory.at is 'The minute.';
-comment on column pgqueue.worker_memory.memory is 'The most that its process reported in that minute, in bytes of resident memory.';
+comment on column pgqueue.worker_memory.memory is 'The highest resident memory that its process reported in that minute, in bytes.';

@@ -46,9 +46,9 @@ comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat
 comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';
 comment on column pgqueue.worker_status.lapsed is 'Jobs among these whose lease is over: maintenance gives them back.';
-comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet, stop or kill; null: nothing.';
-comment on column pgqueue.worker_status.commanded_at is 'When that was asked.';
-comment on column pgqueue.worker_status.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
+comment on column pgqueue.worker_status.command is 'The command that an operator gave it: quiet, stop or kill; null: none.';
+comment on column pgqueue.worker_status.commanded_at is 'When the command was given.';
+comment on column pgqueue.worker_status.obeyed_at is 'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.worker_status.memory is 'The resident memory of its process in bytes, as of its last heartbeat; null: it did not report it.';
 comment on column pgqueue.worker_status.memory_limit is
     'How many bytes its process may hold, as it reported: --max-memory, or the limit of its container or machine.';

@@ -21,5 +21,5 @@ end
 $$;
 
 comment on function pgqueue.complete(bigint, bigint, jsonb) is
-    'The job succeeded: move it to history with its result. False when the reservation is no longer held; then nothing was changed. '
-    'Called in the same transaction as the job''s own writes, both are committed or neither.';
+    'Report that a job succeeded, and move it to history with its result. False when the reservation is no longer held; then nothing was changed. '
+    'In the same transaction as the writes of the job, both are committed, or neither is.';

@@ -50,7 +50,7 @@ end
 $$;
 
 comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text, boolean) is
-    'An attempt failed. Returns the new state: failed (it will be retried), dead (out of attempts, or retry => false) or cancelled '
+    'Report that an attempt failed. Returns the new state: failed (it will be retried), dead (out of attempts, or retry => false) or cancelled '
     '(it was asked to cancel, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
-    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of the delay of a policy. '
+    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: the delay until the retry, instead of that of a policy. '
     'policy: the policy for this failure, instead of the job''s and the task''s.';

@@ -18,5 +18,5 @@ as $$
 $$;
 
 comment on function pgqueue.paused_of(bigint[]) is
-    'Which of these jobs are of a paused or throttled queue, task or limit_key: a worker that has claimed and not started them gives them back. '
+    'Which of these jobs belong to a paused or throttled queue, task or limit_key. A worker that has claimed such a job and not started it gives it back. '
     'select * from pgqueue.paused_of(array[17, 18]);';

@@ -41,5 +41,5 @@ end
 $$;
 
 comment on function pgqueue.started(bigint[], bigint[]) is
-    'The handlers of these jobs run from now on. If their worker is gone (no beat()) when the lease lapses, that counts as a crash, '
+    'Report that the handlers of these jobs run from now on. If the worker is gone (no beat()) when a lease lapses, that counts as a crash, '
     'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were no longer held.';

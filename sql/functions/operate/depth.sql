@@ -29,5 +29,5 @@ end
 $$;
 
 comment on function pgqueue.depth(text, integer) is
-    'How many jobs of a queue (null: of all) could start now, counted up to at_most. Jobs for later, blocked and executing ones '
+    'How many jobs of a queue (null: of all) could start now, counted up to at_most. Scheduled, blocked and executing jobs '
     'do not count. select pgqueue.depth(''mail'');';

@@ -46,7 +46,7 @@ end
 $$;
 
 comment on function pgqueue.retry(bigint, boolean) is
-    'Run a dead, cancelled or failed job now; for a dead or cancelled one attempts are counted from zero again. False: there is no such job, or it waits, executes or has succeeded. '
+    'Run a dead, cancelled or failed job now. The attempts of a dead or cancelled one are counted from zero again. False: there is no such job, or it waits, executes or has succeeded. '
     'dependents: jobs that were cancelled because this one failed come back too, and wait for it.';
 
 -- The caller has locked the rows, in waiting or failed.

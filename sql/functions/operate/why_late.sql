@@ -47,7 +47,7 @@ end
 $$;
 
 comment on function pgqueue.why_late(text) is
-    'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that mends it. Without a queue: a row for each that is late, '
+    'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that removes it. Without a queue: a row for each that is late, '
     'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
     'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '

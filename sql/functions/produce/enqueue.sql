@@ -165,7 +165,7 @@ comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
     bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval
 ) is
-    e'Enqueue one job in the current transaction and return its id. What is not given is that of the task, then of the queue.\n'
+    e'Enqueue one job in the current transaction and return its id. An option that is not given comes from the task, then from the queue.\n'
     'task: The task, by its name.\nargs: Its arguments, a JSON object.\nqueue: The queue.\npriority: -100 to 100, higher runs '
     'first.\nrun_at: It does not start before this time; a time in the past means now.\ndelay: The same, counted from now.\n'
     'expires_in: It is cancelled if it has not started by then, counted from run_at.\ntimeout: How long one attempt may take.\n'
@@ -175,10 +175,10 @@ comment on function pgqueue.enqueue(
     'enqueue, and not until the job ends.\non_conflict: What to do with the job that has the dedupe key, while it waits and '
     'was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this call), '
     'merge (args || these args), debounce (defer it to the run_at of this call), supersede (in any state: cancel it, or ask it to, and enqueue this one) or raise (23505, whatever its state). See '
-    'enqueue_outcome().\ndepends_on: Ids of jobs; it starts when they have ended, by run_if.\nheaders: Trace context, and data '
+    'enqueue_outcome().\ndepends_on: Ids of jobs; it starts when they have ended as run_if says.\nheaders: Trace context, and data '
     'of middleware.\ntags: Labels to search by.\nretention: How long history keeps it; zero: no row.\nretry_policy: fixed, '
     'exponential, sidekiq or doubling.\nretry_delay: The delay before the first retry.\nretry_queue: The queue of its '
-    'retries.\nlimit_key: The group that limits of the kind limit_key count it in.\ndebounce_max: It is debounced no further '
+    'retries.\nlimit_key: The value to which limits of the kind limit_key apply.\ndebounce_max: It is debounced no further '
     'than this after its enqueue; by default ten times the delay.\ndeclared: The options that the code of the producer '
     'declares for the task (queue, priority, expires_in, accumulate): used where neither the job, nor an operator, nor a '
     'worker sets them.\nrun_if: succeeded (all of depends_on; if one does not, it is cancelled; the default), finished (in any '

@@ -29,4 +29,4 @@ end
 $$;
 
 comment on function pgqueue.resume_schedule(text) is
-    'Continue a paused schedule from now; runs of the pause are not made up for, one that was due before it is. False: there is no such schedule, or it was not paused.';
+    'Continue a paused schedule from now on. Runs that were due during the pause are not made up for; one that was due before it is. False: there is no such schedule, or it was not paused.';

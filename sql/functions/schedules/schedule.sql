@@ -128,10 +128,10 @@ comment on function pgqueue.schedule is
     'Enqueue a job by the clock, from now on; a call with a known name changes that schedule. Returns when it is due next. '
     'select pgqueue.schedule(''nightly'', ''30 2 * * *'', ''report'', timezone => ''Europe/Berlin''); or every => ''5 min''. '
     'expression: see cron_next(). every: counted from its first declaration, at least a second, days are 24 hours. '
-    'catch_up: for runs that were missed (found more than 10 s late): skip all, run the last (default), or run all, at most the latest catch_up_cap. '
+    'catch_up: what happens to missed runs (found more than 10 s late): skip all, run the last one (default), or run all, at most the latest catch_up_cap. '
     'overlap: start (default) another job, or skip the run, while the last one has not ended. jitter: delay each job at random by up to this. '
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
-    'maintain() enqueues due jobs, about a second after their time at most.';
+    'maintain() enqueues due jobs at most about a second after their time.';
 
 -- Refuses wrong options of a schedule, each by its name.
 create or replace function pgqueue._check_schedule(

@@ -170,11 +170,11 @@ end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, interval) is
-    'Nothing to do: the worker registers as idle, for at most "for". Call it in a separate transaction and commit at once: '
+    'Register a worker that has nothing to do as idle, for at most "for". Call it in a separate transaction and commit at once: '
     'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat(). '
-    'handoff_channel: a random channel on which the session with the process id listener listens: a job that is enqueued may be reserved for this worker, with lease, '
+    'handoff_channel: a random channel on which the session with the process id listener listens: a job that is enqueued may be reserved for this worker, with this lease, '
     'and sent there; the registration then lasts 5 s at most, and a second after it ended held_by() says what did not arrive.';
 
 -- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.

@@ -23,6 +23,6 @@ end
 $$;
 
 comment on function pgqueue.complete_step(bigint, bigint, text, jsonb) is
-    'A step of an executing job is done: the next attempt finds its result in steps(). False: the reservation is no longer held, and '
-    'nothing was changed. The first result of a name is kept. Called in the same transaction as the step''s own writes, both are '
-    'committed or neither. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';
+    'Store the result of a step of an executing job: the next attempt finds it in steps(). False: the reservation is no longer held, and '
+    'nothing was changed. The first result of a name is kept. In the same transaction as the writes of the step, both are '
+    'committed, or neither is. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';

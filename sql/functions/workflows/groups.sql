@@ -57,8 +57,8 @@ end
 $$;
 
 comment on function pgqueue.groups(bigint, bigint, integer, integer) is
-    'Groups, the newest first, with how many members each has in each state, of those that live or that history keeps; one that has ended says what became of all. '
-    'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high means at least that many; null: they are exact. '
+    'Groups, newest first, with the number of their members in each state, of live ones and those that history keeps; a group that has ended has the numbers of all its members. '
+    'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high as this means at least that many; null: the numbers are exact. '
     'select id, name, state, total, dead from pgqueue.groups();';
 
 -- One probe for each group in each index; a group without members is found while it has not ended.

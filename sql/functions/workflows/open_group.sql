@@ -40,7 +40,7 @@ end
 $$;
 
 comment on function pgqueue.open_group(text, bigint, bigint[], text, interval, jsonb, text[]) is
-    'Open a group and return its id: a job without a task. Enqueue its members with group_id, then call close_group(). It ends '
+    'Open a group and return its id. A group is a job without a task. Enqueue its members with group_id, then call close_group(). It ends '
     'when it is closed and all its members have ended: succeeded, if all of them succeeded; else dead or cancelled. Its result counts them. '
     'Jobs that depend on it are its callbacks: depends_on => array[id], run_if => ''finished''. '
     'group_id: the group that this one joins. depends_on, run_if: as for any job; if they cannot be met, the group and '
