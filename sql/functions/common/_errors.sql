@@ -1,6 +1,6 @@
--- What is kept of errors: in a job, and in the state of maintenance.
+-- Errors as a job and the state of maintenance keep them.
 
--- Errors with one more, the last ten kept; class, message and traceback bounded.
+-- Appends an error, and keeps the last ten, each with class, message and traceback cut to a bound.
 create or replace function pgqueue._with_error(
     p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz, p_reserved_at timestamptz,
     p_retry_at timestamptz
@@ -33,7 +33,8 @@ as $$
     ) e
 $$;
 
--- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
+-- The errors without the one that ended a cancelled job or a group, which no attempt raised. A handler may raise an exception
+-- of such a name, too: then its job is dead, and no group.
 create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
 returns jsonb
 language sql immutable parallel safe
@@ -47,7 +48,8 @@ as $$
     end
 $$;
 
--- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
+-- Names the function that raised an error if it is not ours: an event trigger, a trigger on a table of the queue, a retry
+-- function.
 create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
 returns text
 language sql immutable parallel safe

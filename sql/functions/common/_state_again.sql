@@ -1,6 +1,7 @@
 -- The state of a job that is ready again.
 
--- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.
+-- A job that comes back from history keeps its errors, and its attempts are counted from zero, so it is waiting and not
+-- failed. Inlined: no SET.
 create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
 returns pgqueue.job_state
 language sql immutable parallel safe

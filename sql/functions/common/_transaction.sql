@@ -7,7 +7,7 @@ as $$
     select pg_catalog.current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 $$;
 
--- The oid of this database, which a copy of it does not have.
+-- The oid of this database; a copy of it has another one.
 create or replace function pgqueue._database()
 returns oid
 language sql stable parallel safe

@@ -45,9 +45,9 @@ comment on function pgqueue.grant_access(text, name) is
     'Let a role use the queue. kind: producer (enqueue, nothing else), worker (what a worker calls), '
     'operator (all functions, all views, settings) or reader (views and stats).';
 
--- The role of a grant is the one that has its name and a right on the schema: also after a dump was restored, where oids
--- are others. Else the one that has its oid, if it was renamed or nothing was granted yet. A role that only got the
--- name of one that is gone has no right on the schema: PostgreSQL keeps rights by the oid.
+-- The role of a grant is the role that has the recorded name and a right on the schema, also after a dump was restored, which
+-- changes oids; else the role that has the recorded oid, if it was renamed or nothing was granted yet. A new role with the
+-- name of one that is gone has no right on the schema, because PostgreSQL keeps rights by oid.
 create or replace function pgqueue._roles_of_grants()
 returns table (role name, kind text, role_oid oid, now_oid oid, now_name name)
 language sql stable parallel safe
@@ -196,7 +196,7 @@ as $$
             ),
             -- Not for producers: ids are easy to guess.
             ('{worker,reader}', '{outcome,next_attempts,parents,children,steps,members,group_progress}'),
-            -- They read nothing. One helps to write an expression, the other to read what is not in UTF-8.
+            -- They read no table: cron_next() helps to write an expression, legible() to read values that are not in UTF-8.
             ('{worker,reader}', '{cron_next,legible}'),
             (
                 '{reader}',
@@ -205,7 +205,7 @@ as $$
             ),
             -- For producers that slow down while a queue is long.
             ('{producer,worker,reader}', '{depth,wanted,version}'),
-            -- A worker compares due times with the clock; the time is no secret.
+            -- A worker compares due times with the clock, and the time is no secret.
             ('{producer,worker,reader}', '{_clock}'),
             (
                 '{}',

@@ -16,7 +16,7 @@ as $$
 declare
     v_attempt pgqueue.failed_attempt;
     v_attempts pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
-    -- Null: no retry function is asked. False: no other one.
+    -- Null: no retry function is asked. False: no further one is asked.
     v_may_ask boolean := case when p_ask then true end;
     v_members bigint[];
     v_member bigint;
@@ -51,7 +51,7 @@ begin
         end if;
         v_attempts := v_attempts || v_attempt;
         if v_attempt.state = 'failed' and v_members is not null then
-            -- They are retried with their leader, and reported with it.
+            -- Members are retried with their leader, and reported with it.
             v_attempt.n := null;
             foreach v_member in array v_members loop
                 v_attempt.job_id := v_member;
@@ -275,7 +275,7 @@ begin
                 end,
                 ready_at = a.ready_at,
                 resumed = false,
-                -- It bounds the wait for the first start.
+                -- expires_at bounds the wait for the first start.
                 expires_at = null,
                 lease_expires_at = null,
                 throttled_since = null,

@@ -1,6 +1,6 @@
 -- How a job ends: one statement deletes the live row and inserts the row of history.
 --
--- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
+-- _finish is the only way out of jobs, except for delete and zero retention. It locks rows in id order, and only under the
 -- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
 -- if not, the caller has locked the row and read its reservation.
 -- Its own statement finds and locks the rows: joined by id, a plan that was made while the table was empty reads
@@ -8,7 +8,7 @@
 -- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
 -- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key
 -- pay nothing for that, and without limits there is one probe.
--- p_error is the error of all, p_errors one for each of p_job_ids; members have p_error.
+-- p_error is the error of all jobs and of members, p_errors has one for each of p_job_ids.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- so the statement is in an exception block.
 
@@ -25,7 +25,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_gone record;
-    -- In the order given; null where one is not held.
+    -- In the order given; null for a job that is not held.
     v_rows tid[] := array(
         select l.row_ctid
         from (
@@ -114,7 +114,7 @@ begin
             )
             select
                 coalesce(array_agg(g.id), '{}') as ids,
-                -- History keeps nothing of these.
+                -- History does not keep these.
                 case
                     when p_state <> 'succeeded' then array(select x.id from gone x where x.id not in (select k.id from kept k))
                 end as unkept,
@@ -193,7 +193,7 @@ begin
         end if;
         perform pgqueue._drop_steps(v_more.stepped);
         if pgqueue._old_snapshot() then
-            -- It may not have seen the last ones.
+            -- The statement may not have seen the last steps.
             perform pgqueue._leave_notes('steps', v_more.stepped);
         end if;
     end if;

@@ -1,8 +1,8 @@
--- Ends a job whose dedupe key another one has taken (on_conflict => supersede): one that waits is cancelled, the worker of one
--- that executes is asked to.
+-- Ends a job whose dedupe key another job has taken (on_conflict => supersede): a waiting job is cancelled; if it executes,
+-- its worker is asked to cancel it.
 --
--- It does not wait: the handler's own transaction may hold the row. Then a note has it looked at again, until the row is
--- free: if the job goes on or is to be retried, it is cancelled then.
+-- It does not wait, because the handler's own transaction may have locked the row. Then a note has the job checked again until
+-- the row is free: if the job still lives by then, it is cancelled.
 create or replace function pgqueue._supersede(p_job_id bigint)
 returns void
 language plpgsql

@@ -1,4 +1,4 @@
--- complete: one job is done. Also inside a handler's own transaction: then its effects and this commit together.
+-- complete: ends one job that succeeded. In the handler's own transaction, its writes and the end of the job commit together.
 --
 -- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
 -- its batch. Works at every isolation level.

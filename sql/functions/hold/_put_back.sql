@@ -3,7 +3,7 @@
 -- The caller has locked the rows, in executing, and with _whole_batches the members of their batches. A job that comes
 -- back at once is read first in its lane, in the order of return; one that comes back later is read at its time. A job
 -- that is asked to cancel ends here.
--- p_began: its handler may have run. The job no longer expires: expires_at bounds the wait for the first start.
+-- p_began: the handler may have run. Then the job no longer expires, because expires_at bounds the wait for the first start.
 -- p_crashed: the ids of p_job_ids whose worker died while it ran them. After max_crashes of its task such a job is dead, so
 -- that it cannot kill worker after worker. A batch counts for its leader alone; the members go back.
 

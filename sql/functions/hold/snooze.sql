@@ -1,4 +1,4 @@
--- snooze: the handler decided that it is too early. The job comes back after delay, and the attempt does not count.
+-- snooze: the handler decided that it is too early for the job. The job comes back after delay; the attempt does not count.
 --
 -- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
 -- its batch.
@@ -22,7 +22,7 @@ $$;
 comment on function pgqueue.snooze(bigint, bigint, interval) is
     'Defer a job by delay; the attempt does not count. False when the reservation is no longer held.';
 
--- Locks the row of a job for a call of its handler: FOR UPDATE if it is about to give the job back. False: the lease is lost.
+-- Locks the row of a job for a call from its handler, FOR UPDATE if the call gives the job back. False: the lease is lost.
 create or replace function pgqueue._lock_held(p_job_id bigint, p_reservation bigint, p_update boolean)
 returns boolean
 language plpgsql

@@ -1,6 +1,6 @@
 -- write_log: a worker stores log lines of its jobs, about once a second. Inserts only, and locks nothing.
 --
--- Not fenced: what a handler said before it lost its lease is worth reading too.
+-- Not fenced: the lines that a handler wrote before it lost its lease are worth reading, too.
 
 create or replace function pgqueue.write_log(lines jsonb)
 returns integer

@@ -114,7 +114,7 @@ begin
 end
 $$;
 
--- What was given, and the states on which the call acts, without nulls: the audit keeps it so.
+-- The given arguments and the states on which the call acts, without nulls, as the audit keeps them.
 create or replace function pgqueue._bulk_filter(p_action text, p_given jsonb, p_job_ids bigint[])
 returns jsonb
 language plpgsql stable

@@ -1,7 +1,7 @@
--- What configure_queue, configure_task and declare_task do: they write options into the row of a queue or task, refuse a value
--- that the table refuses, and record the change.
+-- The shared part of configure_queue, configure_task and declare_task: writes options into the row of a queue or task,
+-- refuses a value that the table refuses, and records the change.
 
--- Null options keep their values; reset names options to take back. False: unchanged.
+-- Null options keep their values; reset names options to set back. False: unchanged.
 create or replace function pgqueue._configure(p_of text, p_name text, p_options jsonb, p_reset text[])
 returns boolean
 language plpgsql

@@ -7,7 +7,7 @@ language sql stable rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-    -- A finding is a cause, and names each queue that is late by it. Unknown tasks have their own findings.
+    -- A finding is about one cause, and names each queue that it makes late. Unknown tasks have their own findings.
     select
         (array_agg(w.severity order by array_position('{critical,warning,info}'::text[], w.severity)))[1], case when w.cause = 'workers' then 'lag' else w.cause end,
         case when count(*) > 1 and w.of_queues then format('%s queues', count(*)) else min(w.subject) end,
@@ -54,7 +54,7 @@ as $$
         'warning', 'limit', j.blocked_on, format('a limit that no longer exists holds back at least %s', pgqueue._counted(count(*), 'job')),
         'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
     from (select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000) j
-    -- @parents, and the like, are no limits. The jobs of a pause that has ended come back by and by.
+    -- @parents and its like are no limits. The jobs of a pause that has ended come back bit by bit.
     where left(j.blocked_on, 1) <> '@' and not starts_with(j.blocked_on, 'pause:') and not exists (
         select
         from pgqueue.limits l
@@ -123,7 +123,7 @@ as $$
     group by r.schedule
 $$;
 
--- A producer may name a queue as it likes, and an operator pastes the command.
+-- Quotes a name for a shell: a producer may give a queue any name, and an operator pastes the command.
 create or replace function pgqueue._shell_quoted(p_text text)
 returns text
 language sql immutable parallel safe
@@ -251,7 +251,7 @@ as $$
     cross join lateral (
         select
             x.id, x.queue, x.task, x.reserved_by, x.run_at,
-            -- A row as an argument has its long args decompressed: of few rows only.
+            -- Passing a row as an argument decompresses its long args, so this is done for few rows only.
             case when x.attempts = 0 and x.reservation >= 3 << 20 then pgqueue._is_given_back(x, p_now) end as is_given_back
         from pgqueue.jobs x
         where x.state in ('waiting', 'failed')

@@ -26,7 +26,7 @@ as $$
                 cross join lateral (select from pgqueue.jobs p where p.id = d.parent limit 1) p
                 where d.child = c.id and d.ended is null
             )
-            -- What ended just now is on its way.
+            -- The end of a parent that ended just now may still be settled.
             and not exists (
                 select
                 from unnest(c.depends_on) e (id)
@@ -65,7 +65,7 @@ as $$
                 select j.id
                 from pgqueue.jobs j
                 where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on in ('@open', '@group')
-                    -- What has just been enqueued is on its way to be looked at.
+                    -- A group that has just been enqueued may still be settled.
                     and j.created_at < p_now - interval '10 s'
                 order by j.id desc
                 limit 2000
@@ -106,7 +106,7 @@ as $$
                     row_number() over (order by pg_column_size(x.payload) desc nulls last, x.name) as n
                 from pgqueue.events x
             ) e
-            -- A table of this size is read within a second: mostly it is a small one that names where its payloads are.
+            -- A table of this size is read within a second: its rows are mostly small, and point to the payloads.
             where pg_total_relation_size('pgqueue.events') > 33554432
         ) t
         where t.bytes > 33554432

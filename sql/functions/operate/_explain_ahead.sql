@@ -1,5 +1,5 @@
--- explain() of a job that waits: for members of its group, jobs that it depends on, events, the end of a sleep, jobs of its
--- key or of its lane.
+-- What explain() says of a job that waits: for members of its group, for jobs that it depends on, for events, for the end of
+-- a sleep, or for jobs of its key or of its lane.
 
 -- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
 create or replace function pgqueue._explain_parents(p_job pgqueue.jobs, out detail text, out behind bigint)

@@ -1,9 +1,9 @@
--- What why_late() asks: slots, floods, the database, rates, and which jobs are due, blocked, or of a task that no worker has.
--- Each reads a bounded number of rows.
+-- The facts that why_late() asks for: slots, floods, the database, rates, and which jobs are due, blocked, or of a task that
+-- no worker has. Each function reads a bounded number of rows.
 
--- The slots of the living workers of a queue, and what takes them. A job that runs ten times as long as its task does in
--- the mean of a day does not end soon; five minutes, where none ended. A prefetched job takes no slot. asked: of these, how
--- many were asked to cancel.
+-- The slots of the living workers of a queue, and the jobs that take them. A job is overlong if it has run ten times as long
+-- as its task did in the mean of a day, or for five minutes if none ended. A prefetched job takes no slot. asked: how many of the
+-- overlong ones were asked to cancel.
 create or replace function pgqueue._slots_for(p_queue text, p_now timestamptz)
 returns table (
     workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz, usual interval
@@ -58,8 +58,8 @@ as $$
     from (select x.*, row_number() over (order by x.jobs desc, x.task) as n from overlong x) o
 $$;
 
--- Half of the due jobs, of the first and the last 500 of each lane, are of one tenant; or of one task that had a third of
--- the starts of a day at most. Half of the slots for them leave the other half to others.
+-- A flood: half of the due jobs, among the first and the last 500 of each lane, belong to one tenant; or to one task that had
+-- at most a third of the starts within a day. The remedy gives them half of the slots, and leaves the other half to others.
 create or replace function pgqueue._late_by_flood(
     p_queue text, p_due bigint, p_slots bigint, p_now timestamptz,
     out cause text, out subject text, out evidence text, out remedy text, out since timestamptz
@@ -120,7 +120,7 @@ as $$
     limit 1
 $$;
 
--- What makes claims slow, where slots are free.
+-- What makes claims slow although slots are free.
 create or replace function pgqueue._late_by_database(p_now timestamptz, out subject text, out evidence text, out remedy text)
 language sql stable
 as $$
@@ -144,7 +144,7 @@ as $$
     limit 1
 $$;
 
--- How many start and come in a second, by the samples of five minutes, and when the due ones will have started.
+-- How many jobs start and come in per second, by the samples of five minutes, and when the due ones will have started.
 create or replace function pgqueue._rates_of(p_queue text, p_due bigint, p_now timestamptz)
 returns text
 language sql stable

@@ -24,7 +24,7 @@ declare
             when p_way like '% ids' then
                 '(select distinct i.id from unnest($4) i (id) where i.id between $5 and $6 order by i.id %3$s) i '
                 'cross join lateral (select x.* from pgqueue.%1$s x where x.id = i.id limit 1) j'
-            -- One more tells whether there is more.
+            -- One row more than asked for shows whether there is more.
             else
                 '(select x.* from pgqueue.%1$s x where %2$s x.id between (select $5) and (select $6) '
                 'order by x.id %3$s limit (select $3 + 1::bigint)) j'
@@ -76,7 +76,7 @@ begin
         p_group, p_state, pgqueue._only_name(p_filter.keys), pgqueue._only_name(p_filter.queues);
     stopped_at := (matches[cardinality(matches)]).id;
     if is_cut then
-        -- The one that tells of more is not read.
+        -- The extra row is not counted as read.
         stopped_at := stopped_at + case when p_oldest then -1 else 1 end;
         matches := matches[:cardinality(matches) - 1];
     elsif cardinality(matches) < p_matches then

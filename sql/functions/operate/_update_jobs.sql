@@ -35,7 +35,7 @@ begin
 end
 $$;
 
--- For the audit, which outlives the jobs: that args were changed, and not what is in them.
+-- For the audit, which outlives the jobs: it records that args were changed, but not the args.
 create or replace function pgqueue._without_args(p_changes jsonb)
 returns jsonb
 language sql immutable parallel safe
@@ -57,7 +57,7 @@ declare
     v_left record;
     v_lane record;
 begin
-    -- The positions that they give up.
+    -- The positions that the jobs give up.
     select array_agg(j.id) as ids, array_agg(j.queue) as queues, array_agg(j.key) as keys into v_left
     from pgqueue.jobs j
     where j.id = any (p_ids) and j.key is not null and (v_run_at > v_now or j.queue <> (p_changes ->> 'queue'));

@@ -24,7 +24,7 @@ begin
     select 'pgqueue_queue_lag_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'lag')::double precision
     from queues q
     union all
-    -- Only of those that are not counted in each sample.
+    -- Only of queues that are not counted in each sample.
     select
         'pgqueue_queue_counted_age_seconds', jsonb_build_object('queue', q.queue ->> 'queue'),
         extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::double precision

@@ -5,7 +5,7 @@
 --
 -- uncommitted: the live row was written by this transaction, so no worker sees it yet. A visible version of a row whose
 -- xmin is not older than our own transaction id is ours, a savepoint's as well, or was committed since, which its status
--- tells. The 32 bits of xmin count round: the upper half of the circle is older.
+-- shows. The 32 bits of xmin wrap around: xids in the upper half of the circle are older.
 
 create or replace function pgqueue.outcome(job_id bigint)
 returns table (

@@ -1,7 +1,7 @@
 -- stats: numbers for people and monitors, as one JSON document. Reads only. Counts live jobs by their indexes, which takes
 -- about a second with millions of them; with recent => true it reads the last samples instead, whatever the backlog. The
 -- samples are counted by the same statement. With recent => null it reads them while a worker lives that takes them, and
--- counts a bounded number of jobs otherwise: an old sample says nothing of now.
+-- counts a bounded number of jobs otherwise, because an old sample says nothing about the present.
 
 create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
@@ -78,7 +78,7 @@ comment on function pgqueue.stats(boolean) is
     'recent => null: as with true while a worker lives and the last sample is at most 30 s old; otherwise they are counted now, up to 10,000 of each lane (counted_to), and sampled_at is null. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';
 
--- Whether the last sample tells of now: a worker lives, as the pages show it, and maintenance has taken one within 30 s.
+-- Whether the last sample is current: a worker is alive, as the pages show it, and maintenance took the sample within 30 s.
 create or replace function pgqueue._is_sampled(p_now timestamptz)
 returns boolean
 language sql stable parallel safe
@@ -96,8 +96,8 @@ as $$
         )
 $$;
 
--- Queues and total of stats() and metrics(): true: of the last samples. False: counted now. Null: of the last samples while
--- they tell of now, else counted up to 10,000 of each lane.
+-- The queues and the total of stats() and metrics(). True: from the last samples. False: counted now. Null: from the last
+-- samples while they are current, else counted up to 10,000 of each lane.
 create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
 returns jsonb
 language sql stable parallel safe

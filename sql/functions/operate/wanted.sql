@@ -3,7 +3,7 @@
 --
 -- From the last sample, at a cost that does not depend on the backlog. Where that is older than 30 s no worker runs
 -- maintenance, perhaps because the fleet was scaled to zero: then it counts itself, at most 1,000 of each lane, and counts
--- the schedules that are due and that no maintenance enqueues. What is due in a paused queue wants no worker. Locks nothing.
+-- the schedules that are due and that no maintenance enqueues. Due jobs of a paused queue need no worker. Locks nothing.
 
 create or replace function pgqueue.wanted(queues text[] default null)
 returns integer

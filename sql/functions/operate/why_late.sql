@@ -1,4 +1,4 @@
--- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that mends it.
+-- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that removes it.
 --
 -- Asks in this order: is the queue paused, do more of its jobs wait for a limit or behind a key than are due, is a limit of
 -- its oldest due job without capacity, does a worker serve it, does one know the task, do jobs that do not end take the
@@ -147,7 +147,7 @@ begin
 end
 $$;
 
--- A limit or a key: it holds back more jobs than are due late, or a limit holds back the oldest due job.
+-- The cause limit or key: it holds back more jobs than are due late, or a limit holds back the oldest due job.
 create or replace function pgqueue._late_by_rule(
     p_first pgqueue.jobs, p_due bigint, p_blocked bigint, p_limit text, p_behind bigint, p_now timestamptz,
     out cause text, out subject text, out evidence text, out remedy text

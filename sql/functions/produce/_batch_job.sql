@@ -64,7 +64,7 @@ begin
 end
 $$;
 
--- Called before a job is read, with null, and after, with its id: a ref without an id belongs to a refused job.
+-- Called before a job is read, with a null id, and again with its id: a ref whose id is still null belongs to a refused job.
 create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
 returns jsonb
 language plpgsql immutable parallel safe
@@ -115,7 +115,7 @@ begin
 end
 $$;
 
--- A parent with a dedupe key may turn out to be another job, or be refused: then its child is refused as well.
+-- If a parent has a dedupe key, its id may be that of an older job. If it was refused, its child is refused as well.
 create or replace function pgqueue._batch_children(
     p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]
 )

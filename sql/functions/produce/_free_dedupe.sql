@@ -1,4 +1,4 @@
--- Dedupe keys whose job ended, came back, or whose time is over. See _dedupe.
+-- Frees the dedupe keys of jobs that ended, and takes them again for jobs that come back. See _dedupe.
 
 -- Does not wait, because reserve ends jobs too. A locked row stays, without a job, and the next enqueue of the key takes it
 -- over.

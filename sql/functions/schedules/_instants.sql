@@ -22,7 +22,7 @@ begin
         return;
     end if;
 
-    -- Another rule planned this instant: since when this one holds is unknown, so it owes nothing before now.
+    -- Another rule planned this instant. It is unknown since when the present rule holds, so no run before now is owed.
     next_at := pgqueue._next_instant(
         p_spec, p_every, p_anchor, p_timezone, case when p_is_planned then p_due_at else p_now end
     );
@@ -35,7 +35,7 @@ begin
         return;
     end if;
 
-    -- Several are due: the ones in time, or with "all" as many as the cap allows, in order.
+    -- Several are due: those that are in time run, or with "all" as many as the cap allows, in order.
     v_at := case
         when p_catch_up = 'all' or p_due_at >= v_in_time then p_due_at
         else pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_in_time - interval '1 us')
@@ -45,7 +45,7 @@ begin
         v_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_at);
     end loop;
     if v_at <= p_now then
-        -- More than the cap: the latest.
+        -- There are more than the cap: the latest run.
         instants := '{}';
         v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now);
         while v_at is not null and cardinality(instants) < p_cap loop

@@ -2,7 +2,7 @@
 --
 -- A schedule is due at next_at of its newest row in schedule_runs, read through an index that ends at that row: one probe
 -- for each schedule and second (2 us), whatever old versions a snapshot keeps. After an update of the rule by hand, next_at
--- is computed again from now; an instant of the old rule that is over runs first.
+-- is computed again from now, after a run that was due by the old rule.
 -- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
 -- was really inserted. Concurrent callers would wait there for each other; maintain's own lock prevents that. All due
 -- schedules go together, in due order. If that fails, each half is tried in an exception block of its own, down to the
@@ -111,7 +111,7 @@ begin
         cross join lateral pgqueue._schedule_turn(
             case when s.expression is null then s.spec else pgqueue._cron_parse(s.expression) end,
             s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at,
-            -- A paused one is settled when it is resumed: what passed before the pause is owed.
+            -- A paused schedule is settled when it is resumed: runs that were due before the pause are owed.
             least(p_now, s.paused_at), s.catch_up, case when s.overlap = 'skip' then 1 else s.catch_up_cap end,
             l.rule is not distinct from pgqueue._schedule_rule(s)
         ) t

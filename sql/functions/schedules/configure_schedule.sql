@@ -1,4 +1,4 @@
--- configure_schedule: an operator's expression and time zone instead of the declared ones; deploys do not change them.
+-- configure_schedule: sets an operator's expression and time zone, which override the declared ones and survive deploys.
 --
 -- Locks and updates the row of the schedule, after it enqueued what is due by the old rule, and records its next instant.
 -- While the schedule is paused, resume_schedule does both. Unlike an update by hand, it refuses an

@@ -2,9 +2,9 @@
 --
 -- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
 -- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
--- comes up later, at night. Records the first instant at once, so that it is not missed if maintenance does not run for a
--- while. Before a rule changes, what is due by it runs, as a job of the new declaration: a worker of the old one may be
--- gone. Rules are compared as text, for after that the same rule in other letters continues as it would have.
+-- appears later, when the schedule runs. Records the first instant at once, so that it is not missed if maintenance does
+-- not run for a while. Before a rule changes, a run that is due by it starts, as a job of the new declaration: a worker of
+-- the old one may be gone. Rules are compared as text; the same rule in other words continues as it would have.
 
 create or replace function pgqueue.schedule(
     name text, expression text default null, task text default null, args jsonb default '{}',
@@ -114,7 +114,7 @@ begin
         -- An operator's expression may be wrong. maintain reports that; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
-        -- If what was due could not run, or waits for the end of a pause, its plan stays the newest.
+        -- If a run that was due could not start, or waits for the end of a pause, its plan stays the newest one.
         v_next_at := case
             when v_is_settled then pgqueue._plan_schedule(v_schedule, v_now)
             else pgqueue._next_of_schedule(v_schedule, v_now)

@@ -3,8 +3,8 @@
 -- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
 -- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
 -- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
--- A transaction that commits gives that time, and wake has it in microseconds: so workers see how long commits take that
--- wait for NOTIFY's lock, and leave idle where many do.
+-- wake carries the time in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many wait,
+-- workers stay awake.
 -- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
 -- common channel. Never waits and locks nothing.
 

@@ -1,5 +1,5 @@
--- awake: the worker found work and needs no wake-up. Deletes its own idle registrations; without it they expire,
--- and cost producers a NOTIFY until then.
+-- awake: the worker found jobs and needs no wake-up. Deletes its idle registrations. Without this call they expire by
+-- themselves, and cost producers a NOTIFY until then.
 
 create or replace function pgqueue.awake(worker text)
 returns void

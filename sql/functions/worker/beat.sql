@@ -1,5 +1,5 @@
 -- beat: a worker's heartbeat, every ten seconds or so. Inserts one row, or two, and locks nothing; see hello for why.
--- idle reports one as well, so an idle worker need not call beat.
+-- idle reports a heartbeat as well, so an idle worker need not call beat.
 
 create or replace function pgqueue.beat(worker text, report jsonb default null, memory bigint default null)
 returns boolean

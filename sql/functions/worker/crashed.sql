@@ -15,7 +15,7 @@ set lock_timeout = '5s'
 as $$
 begin
     perform pgqueue._check_name('worker', crashed.worker, 256);
-    -- So that they count.
+    -- Then the crash counts for them.
     perform pgqueue.started(crashed.job_ids, crashed.reservations);
     return query select u.id from pgqueue.release_unheld(crashed.worker, died => true) u (id);
     -- As bye() does, except that heartbeats stay for their hour: they say how much memory it held at last.

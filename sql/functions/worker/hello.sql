@@ -25,7 +25,7 @@ begin
             'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
         );
     end if;
-    -- What changes with each heartbeat stands with them.
+    -- Values that change with each heartbeat are stored with the heartbeats.
     if jsonb_typeof(v_info) = 'object' and v_info ? 'memory' then
         if pgqueue._is_count(v_info -> 'memory') then
             v_memory := (v_info ->> 'memory')::numeric::bigint;

@@ -7,8 +7,8 @@
 -- afterwards could miss a job whose producer saw no idle worker, and committed after the poll.
 --
 -- While a worker stays idle it makes no other call, so idle also reports a heartbeat and runs maintenance, except for the
--- steps that create and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it
--- again. The others call later; one of them takes over if maintenance has not run for two seconds. (If they took turns,
+-- steps that create and drop tables. The worker that ran maintenance is asked to call again in a second, and then runs it
+-- again. The others call later; one of them takes over if maintenance has not run for two seconds. (If workers took turns,
 -- each of 200 sessions would have to plan every step.)
 --
 -- idle also returns next_due, when the worker should call reserve. It is a little late on purpose, so that a thousand
@@ -20,7 +20,7 @@
 -- With handoff_channel and listener the worker takes jobs that are reserved for it at a commit: see _hand_off. It must own
 -- slots for them, hold each as if it had claimed it, and give back with release() what it cannot start. A notification may
 -- be lost with its connection: so the worker calls held_by() a second after such a registration ended and after its
--- listener was replaced. Such a registration lasts 5 s at most: a worker that stands still is handed nothing after that.
+-- listener was replaced. Such a registration lasts 5 s at most: a worker that hangs is handed nothing after that.
 --
 -- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
 -- Call idle in a separate transaction and commit at once: the rows that it locks stay locked until then.
@@ -78,7 +78,7 @@ begin
     ) then
         select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
-        -- If it has not, another session ran it meanwhile.
+        -- If not, another session has run it meanwhile.
         select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
         if v_has_run then
             -- For the condition above: in its next call this session runs maintenance again.

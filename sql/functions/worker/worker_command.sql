@@ -1,6 +1,6 @@
--- worker_command: a worker asks what an operator wants of it, after each NOTIFY command and at each heartbeat.
+-- worker_command: a worker asks for the command that an operator gave it, after each NOTIFY command and at each heartbeat.
 --
--- The command stands in the worker's row: a NOTIFY may be lost, and any role may send one, but only operators may write
+-- The command is in the worker's row, because a NOTIFY may be lost, and any role may send one, but only operators may write
 -- the row. Locks and updates the row once for each command, when the worker says that it obeys;
 -- does not wait for an operator's open transaction, because the connection also extends leases.
 
@@ -23,7 +23,7 @@ begin
         return 'taken';
     end if;
     if v_command = worker_command.obeys and v_obeyed_at is null then
-        -- An operator may be changing it, in a long transaction: the next heartbeat says it.
+        -- An operator may be changing it in a long transaction: the next heartbeat reports it.
         update pgqueue.workers w
         set obeyed_at = pgqueue._clock()
         where w.ctid = (

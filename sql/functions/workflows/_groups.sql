@@ -1,4 +1,4 @@
--- Groups: jobs that are awaited together. A group is a job without a handler, its members are jobs with its group_id.
+-- Groups: jobs that are awaited together. A group is a job without a handler; its members are the jobs with its group_id.
 --
 -- The group is blocked on '@open' until close_group, then on '@group'. It ends when it is closed, the jobs that it depends
 -- on allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set.

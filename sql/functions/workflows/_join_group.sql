@@ -1,4 +1,4 @@
--- What a group's row and its members' ends leave for _groups, which says how a group ends.
+-- How members join a group, leave it, and are cancelled with it. See _groups for how a group ends.
 
 create or replace function pgqueue._join_group(p_group_id bigint)
 returns bigint
@@ -8,7 +8,7 @@ as $$
 declare
     v_found record;
 begin
-    -- A group first: a group that is a member of another one is the one to join.
+    -- The group itself first: if it is a member of another group, the job joins the inner one.
     select j.blocked_on, j.task = '@group' as is_group, case when j.task = '@group' then j.id else j.group_id end as group_id
     into v_found
     from pgqueue.jobs j

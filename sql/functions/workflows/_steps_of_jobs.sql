@@ -45,7 +45,7 @@ begin
 end
 $$;
 
--- From here on the members of its batch stand still: see _take_batch.
+-- From the first step on, the batch keeps its members: see _take_batch.
 create or replace function pgqueue._begin_steps(p_job_id bigint)
 returns void
 language plpgsql
@@ -61,8 +61,8 @@ begin
 end
 $$;
 
--- A leader has ended alone, with a step: the next member leads the others, and has its steps. It does nothing where they ended
--- with it.
+-- After a leader with a step has ended alone, the next member leads the others, and gets its steps. Does nothing if the
+-- members ended with the leader.
 create or replace function pgqueue._inherit_steps(p_leader bigint, p_members bigint[])
 returns void
 language plpgsql
@@ -117,8 +117,8 @@ begin
 end
 $$;
 
--- Called for jobs whose end was under an old snapshot, and did not see their last steps. One that was retried lives, and
--- keeps its steps. A retry deletes the row of history: one that is not committed keeps it locked, and is looked at again.
+-- Called for jobs whose end, under an old snapshot, did not see their last steps. A job that was retried lives, and keeps its
+-- steps. A retry deletes the row of history: while it is not committed the row is locked, and the job is checked again.
 create or replace function pgqueue._move_steps(p_job_ids bigint[])
 returns void
 language plpgsql

@@ -1,5 +1,5 @@
--- Traces: how jobs ended of which history keeps nothing. Their children, which are perhaps not committed yet, cannot tell a parent
--- that succeeded from one that did not: both are gone. So a parent that did not succeed leaves a trace for as long as any
+-- Traces record how jobs ended that history does not keep. A child that is not committed yet cannot tell a parent that
+-- succeeded from one that did not, because both are gone. So a parent that did not succeed leaves a trace for as long as any
 -- transaction that was open then, and until the children that it has are settled.
 --
 -- A trace that is committed is visited twice. The first visit records which transactions are open: all that were open at its

@@ -1,6 +1,6 @@
 -- children: the jobs that wait for a job, or did not run because of how it ended. Reads only, along one index.
 --
--- A child that started since is not among them: what it waited for is over, and parents() of it still names this job.
+-- A child that has started since is not among them, because it no longer waits; parents() of it still names this job.
 
 create or replace function pgqueue.children(job_id bigint, max integer default 100)
 returns table (id bigint, task text, state text, run_if text, parent_ended text)

@@ -1,4 +1,4 @@
--- close_group: ends joining, save by members that add others. An empty group ends at once.
+-- close_group: after it, only members may add members to the group. An empty group ends at once.
 --
 -- Locks the group's row, and so waits for transactions that add members, at most 5 s (55P03).
 

@@ -1,4 +1,4 @@
--- complete_step: a step of a job is done. Also in the step's own transaction: then its effects and this commit together.
+-- complete_step: stores the result of a step. In the step's own transaction, its writes and the result commit together.
 --
 -- Locks the row of the job (KEY SHARE) and waits for another session's lock on it at most 5 s (55P03); extends the lease
 -- if less than half of it is left.

@@ -22,7 +22,7 @@ begin
         );
     end if;
     if emit_event.keep_for < '1 day' then
-        -- Whatever the clock did meanwhile: it is for all that wait.
+        -- The event is for all jobs that wait for it, even if the clock was moved meanwhile.
         v_kept_until := (select max(w.since) + interval '1 us' from pgqueue.event_waits w where w.name = emit_event.name);
     end if;
     insert into pgqueue.events as e (name, payload, emitted_at, kept_until)

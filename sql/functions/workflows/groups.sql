@@ -1,7 +1,7 @@
 -- groups: groups of jobs, the newest first, for lists. Reads only.
 --
 -- Its cost does not depend on how many members a group has: each state is counted up to count_to, along an index, and a
--- group that has ended says itself what became of its members. Groups are found by their members, one probe for each
+-- group that has ended has these numbers in its result. Groups are found by their members, one probe for each
 -- group, and those that have not ended by the index of blocked jobs.
 
 create or replace function pgqueue.groups(
@@ -124,7 +124,7 @@ as $$
 $$;
 
 -- How many members a group has in each state, each live state and all of history counted up to p_most.
--- p_result: that of the group, if it has ended and what became of members that history no longer keeps is to count.
+-- p_result: the result of the group, to count members that history no longer keeps as well; null: it is not used.
 create or replace function pgqueue._group_numbers(
     p_id bigint, p_result jsonb, p_most integer, out waiting bigint, out failed bigint, out blocked bigint,
     out executing bigint, out succeeded bigint, out dead bigint, out cancelled bigint, out is_cut boolean

@@ -1,5 +1,5 @@
--- share_steps: a call of a handler has payloads of several keys, and its leader has completed a step, or has suspended itself.
--- The other keys of the call go the same way. From then on each key is its own batch, with these steps.
+-- share_steps: for a call of a handler with payloads of several keys, after its leader has completed a step or suspended
+-- itself. The other keys of the call get the same step. From then on each key is a batch by itself, with these steps.
 --
 -- Locks the rows of the jobs in id order, and waits for another session's lock at most 5 s (55P03). Called in the transaction
 -- of the leader's step.
@@ -51,7 +51,7 @@ begin
     if found then
         perform pgqueue._begin_steps(h.id) from unnest(v_held) h (id);
     end if;
-    -- No row: it was asked to cancel, and has ended. The others run again.
+    -- No row: the leader was asked to cancel, and has ended. The other keys run again.
     select j.ready_at, j.blocked_on into v_leader from pgqueue.jobs j where j.id = share_steps.job_id;
     perform pgqueue._put_back(v_held, greatest(v_leader.ready_at - pgqueue._clock(), '0'), true, false);
     if v_leader.blocked_on = '@jobs' then

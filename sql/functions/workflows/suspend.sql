@@ -76,10 +76,10 @@ as $$
 begin
     update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = p_job_id;
     if not found then
-        -- It was asked to cancel, and has ended.
+        -- The job was asked to cancel, and has ended.
         return;
     end if;
-    -- What another session had locked when the job came back from an earlier wait.
+    -- Rows that another session had locked when the job came back from an earlier wait.
     delete from pgqueue.dependencies d where d.child = p_job_id and d.parent <> all (p_parents);
     insert into pgqueue.dependencies (parent, child, traceless)
     select p.id, p_job_id, true from unnest(p_parents) p (id) on conflict (parent, child) do update set ended = null;
