@@ -154,13 +154,13 @@ class WorkerConfig:
     shutdown_timeout  how long running jobs may continue after a first TERM or INT; a task may have a shorter one
     listen            False: poll only
     listen_dsn        where to listen, when `dsn` leads to a pooler in transaction mode: the same database, directly
-    prepare           False: no prepared statements and no settings of the session, for behind such a pooler; None:
-                      True if it listens on `dsn` itself, which behind one is of no use
-    until_empty       stop when no job is due
+    prepare           False: no prepared statements and no session settings, for use behind such a pooler; None: True
+                      if the worker listens on `dsn` itself, which does not work behind such a pooler
+    until_empty       whether to stop when no job is due
     max_memory        bytes above which a supervisor replaces this process, which reports them; None: it does not
     supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
                       be stopped at its timeout
-    keep_log          loggers whose lines the database keeps with the job that runs, beside those of `job.log`
+    keep_log          loggers whose lines the database keeps with the running job, in addition to those of `job.log`
     name              unique name of the worker process
     """
 

@@ -43,7 +43,7 @@ class Target:
         return dict(args)
 
     def check_connection(self, connection: Any) -> None:
-        """Raise TypeError for what is no connection to enqueue on."""
+        """Raise TypeError if jobs cannot be enqueued on this: it is not a connection."""
         drivers.check_is_connection(connection)
 
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
@@ -84,7 +84,7 @@ def enqueue(
     in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see `enqueue_outcome`.
 
     Raises InvalidArgument, UnsupportedOption, DuplicateJob, LockTimeout (a transaction holds the dedupe key),
-    SchemaError (the queue is not installed), TypeError for no connection; other errors come as the driver raises them.
+    SchemaError (the queue is not installed), TypeError without a connection; other errors are those of the driver.
 
         with psycopg.connect(dsn) as connection:
             enqueue(connection, "send_email", {"to": "a@b.c"}, delay=timedelta(hours=2))
@@ -120,8 +120,8 @@ def enqueue_many(
 ) -> list[int] | Awaitable[list[int]]:
     """Enqueue one job for each of `args` in one statement, with the same options, and return their ids in order.
 
-    All or none; otherwise as `enqueue`. `spread` (an interval, as delay): the jobs become due one after
-    the other over that time, evenly, from their run_at on.
+    All are enqueued, or none; otherwise as `enqueue`. `spread` (an interval, as delay): the jobs become due one after
+    the other, evenly over that time, from their run_at on.
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")
     """
@@ -209,9 +209,9 @@ def enqueue_copy(
 
 
 def awaited(result: T, function: str, task: str | Named | None = None) -> T:
-    """Return the result of a call; where it is a coroutine, under the name of the call and the task.
+    """Return the result of a call. A coroutine gets the name of the call and of the task.
 
-    Python warns of one that was not awaited by its name.
+    Python's warning shows that name if the coroutine is never awaited.
     """
     if isinstance(result, CoroutineType):
         of = "" if task is None else f" of task {task if isinstance(task, str) else task.name}"
@@ -243,7 +243,7 @@ def send(
         for each in middleware:
             if is_async(each):
                 raise ConfigError(
-                    f"{each!r} is async middleware around an enqueue on a connection that is not async",
+                    f"{each!r} is async middleware, and the connection of this enqueue is not async",
                     hint="write it as a plain function that returns call_next(jobs): it serves both",
                 )
     jobs = Enqueuing(task.name, [dict(each) for each in args], dict(options))

@@ -9,7 +9,7 @@ PgQueueError
 ├── AccessDenied        SQLSTATE 42501: the role has no right to do this with the queue
 ├── InvalidArgument     SQLSTATE 22023: a value that the queue refuses, with a hint
 │   └── InvalidPayload  the arguments of a job do not fit its task: its annotations or its codec refuse them
-├── UnsupportedOption   SQLSTATE 0A000: what is not supported, such as parents on two shards
+├── UnsupportedOption   SQLSTATE 0A000: this is not supported, such as parents on two shards
 ├── WrongIsolation      SQLSTATE 25001: reserve or maintain outside READ COMMITTED
 ├── LockTimeout         SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
 ├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job has the dedupe key
@@ -73,7 +73,7 @@ class InvalidPayload(InvalidArgument):
 
 
 class UnsupportedOption(PgQueueError):
-    """What is not supported, such as parents on two shards (SQLSTATE 0A000)."""
+    """This is not supported, such as parents on two shards (SQLSTATE 0A000)."""
 
 
 class WrongIsolation(PgQueueError):

@@ -1,7 +1,7 @@
 """Hooks of an App: start and stop of its worker, errors outside handlers, dead jobs, events.
 
-A hook that raises is logged and harms nothing. Plain functions run in a thread, async ones on the event loop. Hooks for
-events are called in place and must return at once.
+If a hook raises, the error is logged, and nothing else is affected. Plain functions run in a thread, async ones on the
+event loop. Hooks for events are called directly and must return at once.
 """
 
 from __future__ import annotations

@@ -42,14 +42,14 @@ class Health:
 def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
     """Return a worker to be run inside of this process: as the `lifespan=` of a web application, or by `async with`.
 
-    It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more, lets
-    running jobs end for `shutdown_timeout`, and releases the rest. A worker that cannot start raises here; one that
-    crashes is started again three times a minute at most, and then its error comes out of the block. An unavailable
-    database is no crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those of
-    `WorkerConfig`, such as concurrency=10.
+    It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more jobs, gives
+    running ones `shutdown_timeout` to end, and releases the rest. If the worker cannot start, this raises. If it
+    crashes, it is started again, at most three times a minute; after that, the block raises its error. An unavailable
+    database is not a crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those
+    of `WorkerConfig`, such as concurrency=10.
 
     Each process of the web server has its own worker: four processes with concurrency=10 run forty jobs. For
-    production, a process for itself is better: `pgqueue worker`.
+    production, a separate process is better: `pgqueue worker`.
 
         api = FastAPI(lifespan=worker_lifespan(queue, dsn, concurrency=10))
 
@@ -97,7 +97,7 @@ class WorkerLifespan:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the worker. Raises the error of one that has crashed too often."""
+        """Stop the worker. Raises its error if it has crashed too often."""
         assert self._serving is not None
         host = asyncio.current_task()
         if self._serving.done() and self._serving.exception() is not None:

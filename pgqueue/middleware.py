@@ -122,7 +122,7 @@ class Around:
                 running(asyncio.current_task())
             if error is not None:
                 raise error
-            # A plain function around an async one: left alone, it would succeed without having run.
+            # A plain function around an async one: if it were not awaited, it would succeed without having run.
             return await result if inspect.isawaitable(result) else result
 
         result: object = await _chained(self._on_loop, job, innermost)()

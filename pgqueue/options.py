@@ -125,7 +125,7 @@ class TaskOptions:
                       retry_delay * 2^n); "list" (retry_delays one after the other, then the last one again)
     retry_delay       default 30 seconds; 15 for "sidekiq"
     retry_jitter      random share of a delay, 0 to 1; default 0.1, or 1 for "sidekiq" and "doubling"
-    retry_cap         longest delay before jitter; default 1 hour for "doubling"
+    retry_cap         longest delay before jitter; default 1 hour for "doubling", 1 day for "exponential" and "sidekiq"
     retry_delays      the delays of the policy "list"
     retry_queue       queue of a job that failed
     retry             a rule in Python, called in the worker with the exception and n: `lambda exc, n: ...` returns
@@ -135,21 +135,21 @@ class TaskOptions:
                       whole process was replaced
     discard_on        exceptions after which a job is dead at once
     expires_in        how long after its run_at a job may still start
-    accumulate        hand all due payloads of a key to one call, by score: `def handle(payloads: dict[str, list])`
+    accumulate        give all due payloads of a key to one call, by score: `def handle(payloads: dict[str, list])`
     batch_size        keys in one call of an accumulating task; default 1
     timeout           how long one attempt may take. Then an async handler is cancelled, and job.cancelled is raised for
                       a sync one; under a supervisor its process is replaced if it continues for 5 s more
     max_crashes       workers that may die while they run a job before it is dead; default 3
     store_result      whether history keeps the return value, which must be JSON; default False
-    docs              the address of what to read about the task, a runbook perhaps: the pages link to it
-    owner             who answers for the task: on the pages, and a label of pgqueue_task_info
+    docs              the address of the documentation of the task, such as a runbook; the pages link to it
+    owner             who is responsible for the task: shown on the pages, and a label of pgqueue_task_info
     shutdown_timeout  how long a job may run when its worker shuts down, in seconds; the default, and the maximum, is
                       that of the worker
     on_shutdown       what happens to a job that does not end by then: "fail" (the attempt counts; the default) or
                       "release" (it runs again at once; the attempt does not count)
     validate          check all arguments by the function's annotations, with pydantic (the extra `pydantic`), when they
-                      are enqueued through the task and when the job runs; without it, those that JSON does not keep
-                      are converted. A misfit fails the job with InvalidPayload
+                      are enqueued through the task and when the job runs; without it, only arguments that JSON does
+                      not keep are converted. If they do not fit, the job fails with InvalidPayload
     retention_*       how long history keeps jobs that ended in this state; zero keeps no row
     """
 
@@ -373,7 +373,7 @@ def no_option(
 
 
 def check_job_options(options: Mapping[str, object]) -> None:
-    """Raise TypeError for an option that jobs do not have, and InvalidArgument for a value that can be none of it."""
+    """Raise TypeError for an option that jobs do not have, and InvalidArgument for a value that it cannot have."""
     for name, value in options.items():
         if name not in JobOptions.__annotations__:
             raise no_option("a job", name, JobOptions.__annotations__)

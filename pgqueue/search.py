@@ -3,9 +3,9 @@
     queue:mail,sms task:send_* state:failed,dead key:order:17 tenant:acme by:"web, checkout" tag:vip worker:w1 group:9
     id:1..500 age:>1h error:Timeout args.user.id:17 priority:>5 run:<tomorrow
 
-A word is a name, a colon and a value; all words must fit. Values are exact, or end with * for any end; a comma gives
-alternatives; quotes hold spaces, commas and stars. A tenant is a limit_key; `by` is who enqueued. A number alone is an
-id. `parse` returns what `pgqueue.search()` takes.
+A word is a name, a colon and a value, and all words must match. A value matches exactly, or, with * at its end, any
+value that begins so; a comma separates alternatives; quotes protect spaces, commas and stars. A tenant is a limit_key;
+`by` is who enqueued. A number by itself is an id. `parse` returns the filter that `pgqueue.search()` takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgqueue.errors import InvalidArgument
 
 STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
 
-# Orders of jobs. Due first: only jobs of the states that have a time to run.
+# Orders of jobs. "due" has only jobs in the states that have a time to run.
 ORDERS = ("newest", "due", "oldest")
 DUE_STATES = ("waiting", "failed")
 
@@ -47,10 +47,10 @@ _NAMES = {
     "error": "errors",
 }
 
-# A job always has these texts, so any end of the empty one fits every job.
+# A job always has these texts, so the pattern * alone would match every job.
 _FIT_ALWAYS = ("queue", "task", "line", "error", "fingerprint")
 
-# Words that compare, by the beginning of the two fields.
+# Words that compare: the beginning of the names of their two fields.
 _NUMBERS = {"priority": "priority", "attempts": "attempts"}
 _TIMES = {"created": "created", "run": "run", "finished": "finished"}
 
@@ -59,7 +59,7 @@ WORDS = (
     *("finished", "priority", "attempts", "error", "class", "line", "fingerprint", "args.NAME"),
 )
 
-# Names within each other, of a field in args.
+# How deeply names of a field in args may be nested.
 _DEEPEST = 100
 
 _HINT = f"words: {', '.join(f'{word}:' for word in WORDS)}; such as queue:mail state:failed,dead age:>1h"

@@ -57,8 +57,8 @@ class Cancel(Signal):
 class Throttled(Signal):
     """The handler was told to come back later: start nothing of the job's limit_key, or of its task, for `after`.
 
-    The job goes back, and the attempt does not count; once it was only throttled for 24 hours, this one fails. `of` is
-    "limit_key" or "task"; by default limit_key, if the job has one. The server cuts `after` at
+    The job is given back, and the attempt does not count; if the job has only been throttled for 24 hours, the attempt
+    fails. `of` is "limit_key" or "task"; default: "limit_key", if the job has one. `after` is at most
     `pgqueue.settings.throttle_most` (1 hour). Raises ValueError below zero.
 
         raise Throttled(after=float(response.headers["Retry-After"]), reason="429")

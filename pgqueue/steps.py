@@ -52,7 +52,7 @@ class Steps:
         on_stored: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._pair = pair
-        # The first jobs of the other keys of an accumulating task's call: they go the same way.
+        # The first jobs of the other keys in a batch of an accumulating task: they get the same steps.
         self._others = others
         self._leaving = leaving
         self._on_stored = on_stored
@@ -170,7 +170,7 @@ class Steps:
                 suspended = reason
         finally:
             if suspended is None:
-                # Also where it was refused, or lost on its way: the handler may continue, and has to learn of a loss.
+                # Also if the call was refused, or its reply was lost: the handler may continue, and must learn of a lost lease.
                 self._leaving(False)
             self._gate.open(suspended)
         if suspended is not None:
@@ -197,7 +197,7 @@ _inside: ContextVar[frozenset[str]] = ContextVar("pgqueue_inside_steps", default
 class _Gate:
     """Lets the running steps of a job end before it is given back, and starts none meanwhile.
 
-    The branches of a handler run side by side, in a `gather` or in threads. What is inside a step does not wait for it.
+    The branches of a handler run side by side, in a `gather` or in threads. Code inside a step does not wait for it.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class _Gate:
             raise
 
     def open(self, suspended: str | None) -> None:
-        """The job was given back, or was not."""
+        """End the attempt to give the job back, whether or not it was given back."""
         with self._lock:
             self.suspended = suspended or self.suspended
             self._closers -= 1

@@ -50,7 +50,7 @@ class JobTransaction:
         doors: Doors | None = None,
     ) -> None:
         self.result: Any = None
-        # The job; and, in a call with payloads of several keys, the first jobs of the other keys: all or none end.
+        # The job; and, in a batch with payloads of several keys, the first jobs of the other keys: all of them end, or none.
         self._pairs = pairs
         self._pools = pools
         self._given = given
@@ -125,7 +125,7 @@ class JobTransaction:
             return _SQLAlchemy(self._given)
         if drivers.is_accepted(self._given) and not drivers.is_async(self._given):
             return _Block(self._given, None)
-        raise _unusable(self._given, "with", "one that is not async, of those that enqueue takes")
+        raise _unusable(self._given, "with", "a connection that is not async, as enqueue does")
 
     async def _take_async(self, check: bool) -> _AsyncDoor:
         if self._doors is not None:
@@ -137,7 +137,7 @@ class JobTransaction:
             return _AsyncSQLAlchemy(self._given)
         if drivers.is_accepted(self._given) and drivers.is_async(self._given):
             return _AsyncBlock(self._given, None)
-        raise _unusable(self._given, "async with", "an async one, of those that enqueue takes")
+        raise _unusable(self._given, "async with", "an async connection, as enqueue does")
 
     def _own_pools(self) -> Pools:
         if self._pools is None:
@@ -298,7 +298,7 @@ class _SQLAlchemy:
             raise
 
     def run(self, call: Call[T]) -> T:
-        # An awaitable comes of async connections alone.
+        # Only an async connection returns an awaitable.
         return cast(T, drivers.run(self.connection, call))
 
     def end(self, error: BaseException | None) -> None:

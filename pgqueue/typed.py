@@ -72,7 +72,7 @@ def schema_of(
 ) -> dict[str, Any]:
     """Return the JSON schema of the arguments of a task, or of one payload of an accumulating one, by all annotations.
 
-    Raises ConfigError for an annotation of which there is none.
+    Raises ConfigError for an annotation without a schema.
     """
     hints = hints_of(definition(function))
     if payloads_parameter is not None:
@@ -268,7 +268,7 @@ def _names_lost(adapter: Adapter, dumped: Any, checked: Any) -> str:
 
 
 def _with_default(hint: Any, parameter: inspect.Parameter) -> Any:
-    # People write `at: datetime = None`.
+    # A parameter may be written `at: datetime = None`.
     return typing.Optional[hint] if parameter.default is None else hint  # noqa: UP045
 
 
@@ -303,7 +303,7 @@ def _validated(
             checks_all=True,
             extra="allow" if len(named) < len(signature.parameters) else "forbid",
         )
-    # Built at once: the declaration is refused, and not the first job.
+    # Built at once, so that the declaration is refused, and not the first job.
     _ = typed.adapter
     return typed
 
@@ -350,7 +350,7 @@ def _record(task: str, fields: Mapping[str, Any], required: Collection[str], ext
 
 
 class _Both:
-    """Two adapters, each for some of the arguments; what is none of its own each leaves as it is."""
+    """Two adapters, each for some of the arguments; each leaves the others as they are."""
 
     def __init__(self, one: Adapter, other: Adapter) -> None:
         self._one = one

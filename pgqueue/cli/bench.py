@@ -22,10 +22,10 @@ def bench(
         typer.Argument(help="drain, enqueue_cost, start_latency and others; without any, all of them."),
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Times as many jobs, or as long.", min=0.001, show_default="1")
+        float | None, typer.Option(help="Factor for the number of jobs, or for the time.", min=0.001, show_default="1")
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="Takes a minute or two; fails only if a ratio is far out of its bound.")
+        bool, typer.Option("--small", help="Take a minute or two, and fail only if a ratio is far out of its bound.")
     ] = False,
     as_json: AsJson = False,
     dsn: Annotated[

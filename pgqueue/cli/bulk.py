@@ -57,7 +57,7 @@ def run(
     dsn: str | None,
     where: str = "",
 ) -> None:
-    """Act on all jobs that match the filters, or the one line of a filter, and print how many were changed."""
+    """Act on all jobs that match the filters, or the filter in `where`, and print how many were changed."""
     wanted = _filter(action, where) if where else None
     if wanted and (job_ids or given or everything):
         raise ConfigError(
@@ -82,7 +82,7 @@ def run(
         else:
             if not job_ids and not yes:
                 _ask(connection, action, given, described, as_json)
-            # Before: a deleted one is gone after.
+            # Read before the action: a deleted job is gone after it.
             known = perform(connection, operate.jobs_of(job_ids or []))
             run_chunks = _run_chunks(connection, action, given, chunk)
         changed, skipped = _counted(action, outcome, run_chunks)
@@ -113,7 +113,7 @@ def update(
     as_json: bool,
     dsn: str | None,
 ) -> None:
-    """Change what was never started among these jobs, or among those that a filter fits, and print how many were."""
+    """Change the jobs that were never started among these, or among those that match a filter; print how many."""
     if bool(job_ids) == bool(where):
         raise ConfigError("update what?", hint="give ids, or --where 'queue:mail task:import'")
     wanted: Filter = {"ids": job_ids} if job_ids else parse(where)
@@ -141,7 +141,7 @@ def _update_chunks(
 
 
 def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, int]:
-    """Act chunk by chunk, and count; say how far it came if it is interrupted, or fails."""
+    """Act chunk by chunk and count; if this is interrupted or fails, print how many jobs were changed."""
     changed = skipped = 0
     try:
         with progress(action) as line:
@@ -159,7 +159,7 @@ def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, 
 
 
 def _fitting(action: str, given: dict[str, object]) -> str:
-    """Say which jobs an action takes that names its jobs by their ids."""
+    """Describe the jobs on which an action by ids acts."""
     # By their ids, cancelled ones are retried as well.
     states = ["dead", "cancelled"] if action == "retry" else _STATES[action]
     filters = {name: value for name, value in given.items() if name not in ("job_ids", "state")}

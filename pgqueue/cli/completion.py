@@ -1,4 +1,4 @@
-"""Values that a shell completes: of options with a few, and names out of the database."""
+"""Values that a shell completes: of options with few values, and names from the database."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def functions(incomplete: str) -> list[str]:
 
 
 def _names(query: str, incomplete: str) -> list[str]:
-    """Ask the configured database; on any error, return nothing: a completion must print no error."""
+    """Ask the configured database; on any error, return nothing, because a completion must not print one."""
     try:
         dsn = find_dsn()
         if dsn is None:

@@ -21,10 +21,10 @@ from pgqueue.schema.status import status
 
 T = TypeVar("T")
 
-# Seconds for one of several databases to answer: the others are not to wait for it.
+# Seconds that one of several databases has to answer, so that the others do not wait for it.
 _WITHIN = 5
 
-# Seconds for which the embedded server goes on after a command: the next one often follows.
+# Seconds for which the embedded server keeps running after a command, because another one often follows.
 _KEPT = 60.0
 
 
@@ -34,7 +34,7 @@ def database(
 ) -> Iterator[str]:
     """Yield the DSN to use; start the embedded server of the directory `within` where none is configured.
 
-    It goes on for `keep` seconds, so that the next command finds it running.
+    The server keeps running for `keep` seconds, so that the next command finds it.
     """
     dsn = find_dsn(explicit)
     if dsn is not None:
@@ -86,7 +86,7 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
 
 
 class Several:
-    """Connections to several databases, each made again after it was lost. `trouble`: which cannot be used, and why."""
+    """Connections to several databases, each made again after it was lost. `trouble`: the unusable ones, with the reason."""
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self.trouble: dict[str, str] = {}
@@ -94,7 +94,7 @@ class Several:
         self._connections: dict[str, psycopg.Connection[Any]] = {}
 
     def each(self, ask: Callable[[psycopg.Connection[Any]], T]) -> dict[str, T]:
-        """Ask every database that can be used; by its name. What one refuses is noted as its trouble."""
+        """Ask every usable database, and return the answers by name. An error is noted in `trouble`."""
         found = {}
         self.trouble = {}
         for name, dsn in self._dsns.items():
@@ -134,7 +134,7 @@ def ask(explicit: str | None, call: Call[Any]) -> Any:
 
 
 def _migrate(dsn: str) -> None:
-    # The embedded server belongs to this directory alone, so it is migrated unasked. Imported here, because alembic and
+    # The embedded server belongs to this directory alone, so it is migrated without being asked. Imported here, because alembic and
     # SQLAlchemy take longer to import than everything else together, and a schema is rarely out of date.
     from pgqueue.schema.migrate import migrate  # noqa: PLC0415
 

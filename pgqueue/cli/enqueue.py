@@ -22,8 +22,8 @@ Queue = Annotated[
     str | None, typer.Option("--queue", "-q", help="Queue; default: the task's, else default.", autocompletion=queues)
 ]
 Priority = Annotated[int | None, typer.Option(help="-100 to 100; higher runs first.")]
-Delay = Annotated[str | None, typer.Option(help="Not before this interval from now: '2 hours'.")]
-RunAt = Annotated[str | None, typer.Option(help="Not before this instant: '2026-12-24 18:00+01'.")]
+Delay = Annotated[str | None, typer.Option(help="Start it after this time: '2 hours'.")]
+RunAt = Annotated[str | None, typer.Option(help="Start it at this instant or later: '2026-12-24 18:00+01'.")]
 ExpiresIn = Annotated[str | None, typer.Option(help="Cancel it if it has not started by then: '1 day'.")]
 Timeout = Annotated[str | None, typer.Option(help="How long one attempt may take: '5 min'.")]
 MaxAttempts = Annotated[int | None, typer.Option(help="Attempts before it is dead.")]
@@ -32,8 +32,8 @@ Headers = Annotated[str | None, typer.Option(help="Headers, a JSON object.")]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")]
 Key = Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")]
 Score = Annotated[str | None, typer.Option(help="Its position among the payloads of an accumulating task.")]
-LimitKey = Annotated[str | None, typer.Option(help="The value that limits of the kind limit_key count.")]
-Dedupe = Annotated[str | None, typer.Option(help="One job at a time has this task and dedupe key.")]
+LimitKey = Annotated[str | None, typer.Option(help="The value to which limits of the kind limit_key apply.")]
+Dedupe = Annotated[str | None, typer.Option(help="Only one live job has this task and dedupe key.")]
 DedupeFor = Annotated[
     str | None, typer.Option(help="How long from now the dedupe key holds; default: while the job lives.")
 ]
@@ -94,7 +94,7 @@ def enqueue(
     }
     call = produce.enqueue_outcome(task, _parse_object(args, "ARGS"), options)
     with connected(dsn) as connection:
-        # Before: it may be the first job of its queue.
+        # Checked before the enqueue: it may be the first job of its queue.
         doubts = [names.doubt(connection, "task", task), names.doubt(connection, "queue", queue)]
         done = perform(connection, call)
     for each in filter(None, doubts):
@@ -106,6 +106,6 @@ def enqueue(
 
 
 def _parse_object(text: str, what: str) -> orjson.Fragment:
-    """Check that the text is a JSON object. It is sent as written: parsed, a number of many digits would be rounded."""
+    """Check that the text is a JSON object. It is sent as written, because parsing would round long numbers."""
     parse_object(text, what)
     return orjson.Fragment(text)

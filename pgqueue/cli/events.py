@@ -18,7 +18,7 @@ from pgqueue.logs import how_many, printable
 
 app = commands("List events, the largest first or by name, and delete them.")
 
-Prefix = Annotated[str | None, typer.Option("--prefix", "-p", help="Only events whose names begin so.")]
+Prefix = Annotated[str | None, typer.Option("--prefix", "-p", help="Only events whose names begin with this.")]
 
 
 @app.command(name="list")

@@ -25,8 +25,8 @@ Rename = Annotated[
         "--task", help="Give a task another name here: app.tasks.send=send_email. Repeatable.", metavar="OLD=NEW"
     ),
 ]
-Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Put all of them into this queue.")]
-Schema = Annotated[str | None, typer.Option(help="The schema of its tables, where that is not its usual one.")]
+Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Put all jobs into this queue.")]
+Schema = Annotated[str | None, typer.Option(help="The schema of its tables; default: the usual one.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would be moved.")]
 Leave = Annotated[bool, typer.Option("--leave-refused", help="Leave jobs that are refused here, and move the others.")]
 
@@ -35,8 +35,8 @@ Leave = Annotated[bool, typer.Option("--leave-refused", help="Leave jobs that ar
 def _import() -> None:
     """Move the waiting jobs of another queue in the same database here, in one transaction.
 
-    Stop its producers and workers first. Jobs that run there stay, and so do finished ones. A job that is refused
-    here undoes everything, unless --leave-refused.
+    Stop its producers and workers first. Running and finished jobs stay there. If a job is refused here, nothing is
+    moved, except with --leave-refused.
     """
 
 

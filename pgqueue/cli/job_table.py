@@ -43,7 +43,7 @@ def _cells(job: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _when(job: Mapping[str, Any]) -> str:
-    """Return since when it has its state: ended, executing, blocked since its enqueue; or when it is due."""
+    """Return since when a job is in its state (ended, executing, blocked since its enqueue), or when it is due."""
     if job["state"] == "executing":
         return f"for {ago(job['reserved_at']).removesuffix(' ago')}"
     return ago(job["finished_at"] or job["due_at"] or job["created_at"])
@@ -65,7 +65,7 @@ def summary(error: object) -> str:
 
 
 def show_page(job: Document) -> None:
-    """Print everything about one job: what is set of it, then its errors with their tracebacks."""
+    """Print everything about one job: the fields that are set, then its errors with their tracebacks."""
     page.show(job, [name for name in _in_order(job) if name != "errors"])
     errors = job["errors"]
     if not isinstance(errors, list):
@@ -89,7 +89,7 @@ def _show_error(error: object) -> None:
     if not isinstance(error, dict):
         output.line(f"error: {error}")
         return
-    # The times of a claim and a retry are in --json, and drawn on the page of the job.
+    # The times of each claim and retry are in --json, and on the page of the job.
     known = ("class", "message", "traceback", "at", "attempt", "worker", "reserved_at", "retry_at")
     about = [
         f"attempt {error['attempt']}" if "attempt" in error else "",

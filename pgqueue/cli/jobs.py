@@ -102,7 +102,7 @@ def list_jobs(
                 return
             job_table.show_table(found)
             if len(found) == limit:
-                # Whether there is one more may take a look at all of history.
+                # To find out whether there is one more may take reading all of history.
                 output.line(f"Shown: {how_many(limit, 'job')}. There may be more: --limit N.", "dim")
             _show_unknown_tasks(connection, found)
 
@@ -125,7 +125,7 @@ def _find(connection: psycopg.Connection[Any], wanted: Filter, limit: int, order
 
 
 def _as_filter(only: Mapping[str, Any]) -> Filter:
-    """Return what the options choose, as a filter."""
+    """Return the options as a filter."""
     named = {"queue": "queues", "task": "tasks", "key": "keys", "tag": "tags", "worker": "workers", "error": "errors"}
     wanted: Filter = {field: [exactly(only[name])] for name, field in named.items() if only[name] is not None}
     if only["state"] is not None:
@@ -145,7 +145,7 @@ def show_facets(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Count what the newest jobs that match have in common: tasks, tenants, keys, tags, workers."""
+    """Count the tasks, tenants, keys, tags and workers of the newest jobs that match."""
     with connected(dsn) as connection:
         ids = bulk.search(connection, parse(where), _SAMPLE)
         rows = perform(connection, observe.facets(ids))
@@ -201,7 +201,7 @@ def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None
 @app.command(name="logs")
 def show_logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -354,18 +354,20 @@ def update_jobs(
     run_at: Annotated[str | None, typer.Option(help="When it is to run: '2026-12-24 18:00'.")] = None,
     priority: Annotated[int | None, typer.Option(help="Its priority: -100 to 100.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue to move it to.")] = None,
-    limit_key: Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by; '' for none.")] = None,
+    limit_key: Annotated[
+        str | None, typer.Option(help="The value to which limits of the kind limit_key apply; '' for none.")
+    ] = None,
     where: Where = "",
     chunk: ChunkSize = 1000,
     yes: Yes = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Change jobs that were never started, by id or by filter: only what is given."""
+    """Change jobs that were never started, by id or by filter. Options that are left out keep their values."""
     given = {"args": args, "run_at": run_at, "priority": priority, "queue": queue, "limit_key": limit_key}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if args is not None:
-        # It is sent as written: parsed, a number of many digits would be rounded.
+        # They are sent as written, because parsing would round long numbers.
         parse_object(args, "--args")
     if not changes:
         raise ConfigError("change what?", hint="give --args, --run-at, --priority, --queue or --limit-key")
@@ -430,7 +432,7 @@ def delete_jobs(
 
 
 def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool, dsn: str | None) -> None:
-    """Print what was done; where it was not, the state of the job, or that there is none, and exit with 1."""
+    """Print what was done; if it was not, print the state of the job, or that there is none, and exit with 1."""
     if not done:
         state = ask(dsn, operate.explain(job_id))["state"]
         if state == "unknown":
