@@ -25,7 +25,7 @@ _ITEM = re.compile(r"(?:(\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?
 
 
 def check_cron(expression: str) -> None:
-    """Raise ConfigError if this is not a cron expression: five fields, or six with seconds first, or @daily and so on."""
+    """Raise ConfigError if this is no cron expression: five fields, or six with seconds first, or @daily and so on."""
     text = re.sub(r"\s+", " ", expression.strip(" \t\r\n")).lower()
     if text in _SHORTHANDS:
         return

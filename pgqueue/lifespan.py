@@ -42,8 +42,8 @@ class Health:
 def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
     """Return a worker to be run inside of this process: as the `lifespan=` of a web application, or by `async with`.
 
-    It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more jobs, gives
-    running ones `shutdown_timeout` to end, and releases the rest. If the worker cannot start, this raises. If it
+    It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more jobs,
+    gives running ones `shutdown_timeout` to end, and releases the rest. If the worker cannot start, this raises. If it
     crashes, it is started again, at most three times a minute; after that, the block raises its error. An unavailable
     database is not a crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those
     of `WorkerConfig`, such as concurrency=10.

@@ -170,7 +170,7 @@ class Steps:
                 suspended = reason
         finally:
             if suspended is None:
-                # Also if the call was refused, or its reply was lost: the handler may continue, and must learn of a lost lease.
+                # Also if the call was refused, or its reply lost: the handler may continue, and must learn of a loss.
                 self._leaving(False)
             self._gate.open(suspended)
         if suspended is not None:

@@ -50,7 +50,7 @@ class JobTransaction:
         doors: Doors | None = None,
     ) -> None:
         self.result: Any = None
-        # The job; and, in a batch with payloads of several keys, the first jobs of the other keys: all of them end, or none.
+        # The job; and, in a batch with payloads of several keys, the first jobs of the other keys: all end, or none.
         self._pairs = pairs
         self._pools = pools
         self._given = given

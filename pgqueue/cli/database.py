@@ -86,7 +86,7 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
 
 
 class Several:
-    """Connections to several databases, each made again after it was lost. `trouble`: the unusable ones, with the reason."""
+    """Connections to several databases, each made again after it was lost. `trouble`: why the others cannot be used."""
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self.trouble: dict[str, str] = {}
@@ -134,8 +134,8 @@ def ask(explicit: str | None, call: Call[Any]) -> Any:
 
 
 def _migrate(dsn: str) -> None:
-    # The embedded server belongs to this directory alone, so it is migrated without being asked. Imported here, because alembic and
-    # SQLAlchemy take longer to import than everything else together, and a schema is rarely out of date.
+    # The embedded server belongs to this directory alone, so it is migrated without being asked. Imported here, because
+    # alembic and SQLAlchemy take longer to import than everything else together, and a schema is rarely out of date.
     from pgqueue.schema.migrate import migrate  # noqa: PLC0415
 
     migrate(dsn)

@@ -27,7 +27,7 @@ LimitTarget = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="The queue, the task, the beginning of keys, or the limit_key (acme*: each that begins so).",
+        help="The queue, the task, the beginning of keys, or the limit_key (acme* for all that begin with acme).",
         show_envvar=False,
     ),
 ]
@@ -40,7 +40,7 @@ PauseTarget = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="The queue, the task, or the limit_key (acme*: each that begins so).",
+        help="The queue, the task, or the limit_key (acme* for all that begin with acme).",
         show_envvar=False,
     ),
 ]
@@ -76,9 +76,11 @@ def _part(used: int | None, most: int | None) -> str | None:
 def set_limit(
     kind: LimitKind,
     target: LimitTarget,
-    max_executing: Annotated[int | None, typer.Option("--max-executing", "-n", help="At most N at a time.")] = None,
-    rate: Annotated[int | None, typer.Option(help="At most N starts ...")] = None,
-    per: Annotated[str | None, typer.Option(help="... in any stretch of time as long as this: '1 min'.")] = None,
+    max_executing: Annotated[
+        int | None, typer.Option("--max-executing", "-n", help="How many jobs may execute at the same time.")
+    ] = None,
+    rate: Annotated[int | None, typer.Option(help="How many jobs may start within --per.")] = None,
+    per: Annotated[str | None, typer.Option(help="The length of time for --rate: '1 min'.")] = None,
     create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
@@ -154,7 +156,7 @@ def throttle(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Start nothing of a queue, a task or a limit_key for a time, as a handler does that meets a 429."""
+    """Start nothing of a queue, a task or a limit_key for a time, as a handler does after a 429."""
     with connected(dsn) as connection:
         names.require(connection, kind, target, create)
         changed = perform(connection, operate.throttle(kind, target, delay, reason))
@@ -166,7 +168,10 @@ def resume(
     kind: PauseKind,
     target: PauseTarget,
     source: Annotated[
-        str, typer.Option(help="Whose pause ends: operator, throttle or breaker.", autocompletion=sources_of_pauses)
+        str,
+        typer.Option(
+            help="Which pause ends: that of an operator, a throttle or a breaker.", autocompletion=sources_of_pauses
+        ),
     ] = "operator",
     as_json: AsJson = False,
     dsn: Dsn = None,

@@ -1,4 +1,4 @@
-"""The command line `pgqueue`: which commands there are, and with what the process exits.
+"""The command line `pgqueue`: its commands, and the exit codes.
 
 Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current, jobs were cut off); 2 wrong
 settings, wrong arguments, or a database that cannot be used; 130 a question was not answered with yes.
@@ -117,7 +117,7 @@ class _Lazy(TyperGroup):
         return list(COMMANDS)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        # Only names and lines are asked for: with all modules, alembic among them, it took as long again.
+        # Only names and lines are needed; importing all modules, alembic among them, would take as long again.
         modules = self.commands
         self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
         try:
@@ -208,7 +208,7 @@ def _open_closed_streams() -> None:
             opened = open(os.devnull, mode)  # noqa: SIM115
             setattr(sys, name, opened)
             if opened.fileno() == number:
-                # For the programs that a handler starts, which would have none either.
+                # Also for the programs that a handler starts, which would have none either.
                 os.set_inheritable(number, True)
 
 

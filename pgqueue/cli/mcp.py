@@ -21,22 +21,22 @@ def mcp(
         bool,
         typer.Option("--allow-actions", help="Also offer tools that retry, run and cancel jobs, and pause queues."),
     ] = False,
-    hide_args: Annotated[bool, typer.Option("--hide-args", help="Show no args, headers and results.")] = False,
+    hide_args: Annotated[bool, typer.Option("--hide-args", help="Hide args, headers and results.")] = False,
     redact: Annotated[
-        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden; again for more.")
+        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden. Repeatable.")
     ] = None,
     dsn: Dsn = None,
 ) -> None:
     """Serve tools for coding agents over stdin and stdout.
 
     An agent's program starts it, by the Model Context Protocol: status, doctor, search_jobs, show_job, explain_job and
-    dead_jobs. It only reads without --allow-actions, and takes no SQL. What an agent changes is in the audit, with mcp
+    dead_jobs. Without --allow-actions it only reads. It takes no SQL. The audit records what an agent changes, with mcp
     as the actor.
     """
     # Versions before 2 lack it.
     if find_spec("mcp_types") is None:
         raise ConfigError("the tools need the extra mcp", hint="pip install 'pgqueue-sql[mcp]'")
-    # Imported here: its help should not need it.
+    # Imported here, so that the help works without it.
     from pgqueue.mcp.server import Options, build  # noqa: PLC0415
 
     options = Options(with_person("mcp"), allow_actions, hide_args, tuple(redact) if redact else REDACT)

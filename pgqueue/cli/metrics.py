@@ -29,8 +29,8 @@ def metrics(
 ) -> None:
     """Print the metrics of the database in the format of Prometheus.
 
-    For the textfile collector, or a cron job; `pgqueue web` serves them at /metrics. With --dsn given more than once,
-    of all these databases, with the label `database`.
+    For the textfile collector, or a cron job; `pgqueue web` serves them at /metrics. If --dsn is given more than once,
+    they are those of all these databases, with the label `database`.
     """
     if dsn is not None and len(dsn) > 1:
         with databases(dsn) as checked, closing(Several(checked)) as several:

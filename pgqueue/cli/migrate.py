@@ -24,7 +24,7 @@ def migrate(
     to: Annotated[
         str,
         typer.Option(
-            help="Revision to go to. head: all of it. A number below head drops all functions, for going back to an"
+            help="The target revision. head: the newest. A number below head drops all functions, to go back to an"
             " older pgqueue. base removes the queue with all jobs."
         ),
     ] = "head",
@@ -34,7 +34,7 @@ def migrate(
         bool,
         typer.Option(
             "--check",
-            help="Change nothing; exit 1 if there is something to migrate. A newer schema that serves this pgqueue: 0.",
+            help="Change nothing; exit with 1 if a migration is needed. A newer schema that serves this pgqueue: 0.",
         ),
     ] = False,
     shard: Annotated[

@@ -33,7 +33,7 @@ def load(modules: list[str], command: str = "worker") -> App:
     for each in modules:
         name, _, attribute = each.partition(":")
         if not all(map(str.isidentifier, name.split("."))):
-            # Such as ./tasks.py, which import would take for a relative name.
+            # A path such as ./tasks.py, which import would take for a relative name.
             raise _no_module(name)
         module = _imported(name)
         if attribute:
@@ -50,7 +50,7 @@ def load(modules: list[str], command: str = "worker") -> App:
 
 
 def _take_log_back() -> None:
-    """Undo what an import may have done to the log: the log of a worker has to name its dead jobs."""
+    """Undo what an import may have done to logging, because the log of a worker must name its dead jobs."""
     logs.switch_on()
     level = logging.root.manager.disable
     if level:

@@ -1,4 +1,4 @@
-"""Names of queues and tasks that a command is given: one that nothing has yet may be mistyped."""
+"""Names of queues and tasks that a command is given: a name that nothing has yet may be mistyped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pgqueue.db.call import Call, perform
 # The kinds of names that can be looked up. The default queue is there before it has jobs.
 _NAMES: dict[str, Call[list[str]]] = {"queue": operate.queue_names(), "task": operate.task_names()}
 
-Create = Annotated[bool, typer.Option("--create", help="Also where no job, worker or option has this name yet.")]
+Create = Annotated[bool, typer.Option("--create", help="Go ahead although no job, worker or option has this name yet.")]
 
 
 def require(connection: psycopg.Connection[Any], kind: str, name: str, create: bool = False) -> None:
-    """Exit with 1 where nothing has this name, and name the nearest; unless it is to be created."""
+    """Exit with 1 if nothing has this name, and print the nearest one, unless it is to be created."""
     if create or kind not in _NAMES:
         return
     known = perform(connection, _NAMES[kind])
@@ -29,14 +29,14 @@ def require(connection: psycopg.Connection[Any], kind: str, name: str, create: b
 
 
 def look_up(connection: psycopg.Connection[Any], kind: str, name: str) -> None:
-    """Exit with 1 where nothing has the name that is asked about, and name the nearest."""
+    """Exit with 1 if nothing has the name that is asked about, and print the nearest one."""
     known = perform(connection, _NAMES[kind])
     if name not in known:
         output.not_found(f"There is no {kind} {name}{_nearest(name, known)}")
 
 
 def doubt(connection: psycopg.Connection[Any], kind: str, name: str | None) -> str | None:
-    """Return a note for where nothing has this name, and something has one like it."""
+    """Return a note if nothing has this name and something has a similar one."""
     known = [] if name is None else perform(connection, _NAMES[kind])
     if name is None or name in known:
         return None

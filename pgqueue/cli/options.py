@@ -22,7 +22,7 @@ Dsn = Annotated[
     typer.Option(
         "--dsn",
         envvar="PGQUEUE_DSN",
-        help="The database. Else PGQUEUE_DSN, DATABASE_URL, the libpq variables (PGHOST, ...), the embedded server.",
+        help="Database. Default: PGQUEUE_DSN, DATABASE_URL, the libpq variables (PGHOST, ...), the embedded server.",
         show_default=False,
     ),
 ]
@@ -40,7 +40,7 @@ Dsns = Annotated[
         "--dsn",
         envvar="PGQUEUE_DSN",
         callback=one_of_variable,
-        help="The database; repeated, one of several. Else PGQUEUE_DSN, DATABASE_URL, the libpq variables"
+        help="The database. Repeat it for several. Default: PGQUEUE_DSN, DATABASE_URL, the libpq variables"
         " (PGHOST, ...), the embedded server.",
         show_default=False,
     ),
@@ -50,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
-JobIds = Annotated[list[int] | None, typer.Argument(help="The jobs' ids; or filters instead.", show_envvar=False)]
+JobIds = Annotated[list[int] | None, typer.Argument(help="The ids of the jobs; or give filters.", show_envvar=False)]
 
 ByQueue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.", autocompletion=queues)]
 ByTask = Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.", autocompletion=tasks)]
@@ -75,7 +75,7 @@ Where = Annotated[
     str,
     typer.Option("--where", help="Filter, as on the pages: 'queue:mail state:dead error:Timeout age:>1h'."),
 ]
-Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
+Everything = Annotated[bool, typer.Option("--everything", help="Act on all jobs: needed if no filter is given.")]
 ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]
 
 

@@ -18,7 +18,7 @@ COLOURS = {"critical": "red", "warning": "yellow", "info": "dim"}
 
 
 def line(text: object, style: str | None = None) -> None:
-    """Print one line; in a colour where stdout is a terminal."""
+    """Print one line, in a colour if stdout is a terminal."""
     _write(sys.stdout, text, style)
 
 
@@ -45,7 +45,7 @@ def print_json(value: object) -> None:
 
 
 def not_found(text: str) -> NoReturn:
-    """Print why the answer is no, and exit with 1."""
+    """Print why there is nothing to do, and exit with 1."""
     message(text)
     raise typer.Exit(1)
 
@@ -56,7 +56,7 @@ def no_job(job_id: int) -> NoReturn:
 
 
 def when(instant: str | None) -> str:
-    """Write an instant of the database's as date and time, in the reader's zone, which is named."""
+    """Write an instant of the database as date and time with the zone, in the zone of the reader."""
     found = _read(instant)
     if found is None:
         return instant or ""
@@ -73,7 +73,7 @@ def with_age(instant: str) -> str:
 
 
 def ago(instant: str | None) -> str:
-    """Write how long ago an instant was, or in how long it is: "3 min ago", "in 2 h"."""
+    """Write how long ago an instant was, or how long until it comes: "3 min ago", "in 2 h"."""
     found = _read(instant)
     if found is None:
         return instant or ""
@@ -109,7 +109,7 @@ def _write(stream: TextIO, text: object, style: str | None) -> None:
 
 
 def _printable_json(text: str) -> str:
-    """Escape as JSON does what a terminal would not show, or what stdout cannot encode."""
+    """Escape, as JSON does, characters that a terminal would not show or that stdout cannot encode."""
     try:
         text.encode(sys.stdout.encoding)
         characters = CONTROLS

@@ -1,4 +1,4 @@
-"""The port that a command is to listen on: whether it is free, before anything else is started."""
+"""Check that the port to listen on is free, before anything else is started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 from pgqueue.errors import ConfigError
 
-# What this machine has no address for; the others of the same name may do.
+# This machine lacks this address of the name; another address may work.
 _PASSED_OVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 

@@ -46,7 +46,7 @@ def set_task(
     queue: Annotated[
         str | None, typer.Option("--queue", "-q", help="Queue of jobs without one.", autocompletion=queues)
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="Of jobs without one: -100 to 100.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority of jobs without one: -100 to 100.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Attempts before a job is dead.")] = None,
     retry_policy: Annotated[str | None, typer.Option(help="fixed, exponential, sidekiq, doubling or list.")] = None,
     retry_delay: Annotated[str | None, typer.Option(help="Delay of the policy: '5 min'.")] = None,
@@ -58,8 +58,10 @@ def set_task(
     retry_queue: Annotated[str | None, typer.Option(help="Queue of a job that failed.")] = None,
     expires_in: Annotated[str | None, typer.Option(help="How long after its time a job may start: '1 day'.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take: '5 min'.")] = None,
-    max_crashes: Annotated[int | None, typer.Option(help="Crashes of workers that run it before it is dead.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Keys in one call of an accumulating task.")] = None,
+    max_crashes: Annotated[
+        int | None, typer.Option(help="How many workers may die while they run a job before it is dead.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="How many keys one call of an accumulating task gets.")] = None,
     store_result: Annotated[
         bool | None, typer.Option("--store-result/--no-store-result", help="Whether history keeps the result.")
     ] = None,

@@ -13,7 +13,7 @@ from pgqueue.cli.type_declarations import TaskTypes, go, typescript
 
 
 class Language(StrEnum):
-    """What types are written in."""
+    """The languages of the types."""
 
     TYPESCRIPT = "typescript"
     GO = "go"
@@ -32,8 +32,8 @@ def types(
 ) -> None:
     """Print types of the arguments and results of tasks in another language, by the annotations of their functions.
 
-    It asks no database. A producer enqueues values of these types as JSON; a date is a text there, whose format stands
-    beside it.
+    It needs no database. A producer enqueues values of these types as JSON; a date is a text, with its format in a
+    comment.
     """
     found = [TaskTypes(each.name, each.schema(), each.result_schema()) for each in chosen(task, require, "tasks types")]
     output.lines(typescript(found) if lang is Language.TYPESCRIPT else go(found, package))

@@ -28,17 +28,16 @@ _COLUMNS = ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")
 @app.command()
 def top(
     line: Annotated[str, typer.Option("--where", help="Filter of the jobs: 'queue:mail state:failed age:>1h'.")] = "",
-    seconds: Annotated[float, typer.Option("--every", help="Seconds between two readings.", min=0.2)] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the numbers once, and end.")] = False,
+    seconds: Annotated[float, typer.Option("--every", help="Seconds between two refreshes.", min=0.2)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the numbers once and exit.")] = False,
     as_json: AsJson = False,
     dsn: Dsns = None,
 ) -> None:
     """Watch queues, jobs, workers, schedules and limits, and act on them.
 
     Keys: / filter, o order of jobs, e explain, r run now, t retry, c cancel, p pause or resume, K kill, D delete, q
-    quit. It reads samples: the cost does not depend on the backlog. With --once or --json it prints them, and the jobs
-    of --where.
-    With --dsn given more than once it shows all these databases.
+    quit. It reads samples, so the cost does not depend on the backlog. With --once or --json it prints the numbers, and
+    the jobs of --where. If --dsn is given more than once, it shows all these databases.
     """
     wanted = parse(line)
     if once or as_json:
@@ -46,7 +45,7 @@ def top(
         return
     if find_spec("textual") is None:
         raise ConfigError("the screen needs the extra tui", hint="pip install 'pgqueue-sql[tui]', or give --once")
-    # Imported here: it takes as long as all other commands together.
+    # Imported here, because it takes as long as all other commands together.
     from pgqueue.top.app import Top  # noqa: PLC0415
 
     with databases(dsn) as found:

@@ -1,4 +1,4 @@
-"""Showing something again and again, as `watch` does."""
+"""Refresh an output again and again, as `watch` does."""
 
 from __future__ import annotations
 

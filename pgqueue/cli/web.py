@@ -35,35 +35,35 @@ def web(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8081,
     prefix: Annotated[str, typer.Option(help="Path before all pages, such as /jobs.")] = "",
     user: Annotated[str | None, typer.Option(help="Name to log in with; with --password.")] = None,
-    password: Annotated[str | None, typer.Option(help="Its password. Rather set PGQUEUE_WEB_PASSWORD.")] = None,
+    password: Annotated[str | None, typer.Option(help="The password; better: set PGQUEUE_WEB_PASSWORD.")] = None,
     trust_header: Annotated[
         str | None, typer.Option(help="Header in which a proxy names the user, such as X-Forwarded-User.")
     ] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Admit every visitor, on any address.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No actions.")] = False,
-    hide_args: Annotated[bool, typer.Option("--hide-args", help="Show no args, headers and results.")] = False,
+    hide_args: Annotated[bool, typer.Option("--hide-args", help="Hide args, headers and results.")] = False,
     redact: Annotated[
-        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden; again for more.")
+        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden. Repeatable.")
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Host name under which it may be reached; again for more; * for any.")
+        list[str] | None, typer.Option(help="Host name under which the pages may be reached; * for any. Repeatable.")
     ] = None,
     origin: Annotated[
-        str | None, typer.Option(help="Where browsers see it, such as https://ops.example.com, behind a proxy.")
+        str | None, typer.Option(help="Address of the pages for browsers, behind a proxy: https://ops.example.com.")
     ] = None,
     trace_url: Annotated[str | None, typer.Option(help="Address of a trace, with {trace_id}.")] = None,
     dsn: Dsns = None,
 ) -> None:
     """Serve the operator's pages until Ctrl-C.
 
-    With --dsn given more than once, of all these databases: a page for all, the pages of each below /db/, and one
-    /metrics with the label database.
+    If --dsn is given more than once, it serves all these databases: one page for all, the pages of each below /db/, and
+    one /metrics with the label database.
 
     Without --user, --trust-header or --no-auth it listens on loopback addresses only.
     """
     if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
         raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
-    # Imported here: an enqueue should not wait for these.
+    # Imported here, so that an enqueue does not wait for these.
     import uvicorn  # noqa: PLC0415
 
     from pgqueue.web.app import Options  # noqa: PLC0415

@@ -38,7 +38,7 @@ def why(
     """
     with connected(dsn) as connection:
         found = perform(connection, observe.why_late(queue))
-        # Where there is a cause there are jobs, so there is such a queue.
+        # If there is a cause, the queue has jobs, so it exists.
         if queue is not None and all(each["cause"] == "on_time" for each in found):
             names.look_up(connection, "queue", queue)
         waiting = [] if found or as_json else _waiting(connection)

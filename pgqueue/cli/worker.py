@@ -35,7 +35,10 @@ Require = Annotated[
 Queues = Annotated[
     list[str] | None,
     typer.Option(
-        "--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all.", autocompletion=queues
+        "--queue",
+        "-q",
+        help="Queue to serve, with a weight: critical,8. Repeatable. Default: all.",
+        autocompletion=queues,
     ),
 ]
 Strategy = Annotated[
@@ -44,20 +47,29 @@ Strategy = Annotated[
 ]
 Concurrency = Annotated[
     str,
-    typer.Option("--concurrency", "-c", help="Jobs that run at the same time; 4:64: between these, by the load."),
+    typer.Option(
+        "--concurrency", "-c", help="How many jobs run at the same time; 4:64: between 4 and 64, by the load."
+    ),
 ]
 Processes = Annotated[
-    int | None, typer.Option(help="Worker processes, under a supervisor; without: this one.", min=1, max=1000)
+    int | None,
+    typer.Option(
+        help="How many worker processes to run under a supervisor. Default: this process alone.", min=1, max=1000
+    ),
 ]
-MaxMemory = Annotated[str | None, typer.Option(help="Replace a process that holds more, after its running jobs: 500M.")]
+MaxMemory = Annotated[
+    str | None, typer.Option(help="Replace a process with more memory than this, after its running jobs: 500M.")
+]
 MaxJobs = Annotated[
     int | None, typer.Option(help="Replace a process that has run N jobs, after its running jobs.", min=1)
 ]
-ReplaceTimeout = Annotated[float, typer.Option(help="Seconds for the running jobs of a replaced process.", min=0)]
+ReplaceTimeout = Annotated[
+    float, typer.Option(help="Seconds that the running jobs of a replaced process have to end.", min=0)
+]
 Lease = Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")]
 PollInterval = Annotated[float, typer.Option(help="Seconds between polls of an idle worker without notification.")]
-ShutdownTimeout = Annotated[float, typer.Option(help="Seconds for running jobs after TERM or INT.")]
-Listen = Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.")]
+ShutdownTimeout = Annotated[float, typer.Option(help="Seconds that running jobs have to end after TERM or INT.")]
+Listen = Annotated[bool, typer.Option(help="Wait for NOTIFY, or only poll.")]
 ListenDsn = Annotated[
     list[str] | None,
     typer.Option(
@@ -76,7 +88,7 @@ Prepare = Annotated[
         show_default=False,
     ),
 ]
-UntilEmpty = Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due.")]
+UntilEmpty = Annotated[bool, typer.Option("--until-empty", help="Exit when no job is due.")]
 Name = Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")]
 HealthPort = Annotated[
     int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)
@@ -84,7 +96,7 @@ HealthPort = Annotated[
 HealthHost = Annotated[str, typer.Option(help="The address to serve them on.")]
 KeepLog = Annotated[
     list[str] | None,
-    typer.Option(help="Keep this logger's lines with the job that runs, beside those of job.log. Repeatable."),
+    typer.Option(help="Store the lines of this logger with the running job, as those of job.log. Repeatable."),
 ]
 LogFormat = Annotated[str, typer.Option(help="console, or json: one object a line.")]
 
@@ -116,7 +128,7 @@ def worker(
 ) -> None:
     """Run jobs until a signal stops it.
 
-    With --dsn given more than once it serves all these databases, which share --concurrency.
+    If --dsn is given more than once, it serves all these databases, which share --concurrency.
 
     TERM or INT: reserve nothing more, let running jobs end, release unstarted ones. A second one ends at once.
     HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: resume. TTIN: write
@@ -181,7 +193,7 @@ def _supervise(
         # Refuses that.
         load([])
     with databases(dsns) as found:
-        # The option names several, and the children have it too.
+        # The option names several, and the child processes get it, too.
         one = found[0] if len(found) == 1 else ""
         environment = {**os.environ, **({"PGQUEUE_DSN": one} if one else {})}
         supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)

@@ -10,7 +10,7 @@ from pgqueue.cli.output import ago
 from pgqueue.cli.tables import Table
 from pgqueue.logs import how_many
 
-# By an operator's command, and whether the worker has said that it obeys.
+# The state by an operator's command, and whether the worker has reported that it follows it.
 _COMMANDED = {
     ("quiet", True): "quiet",
     ("quiet", False): "to be quiet",
@@ -22,9 +22,9 @@ _COMMANDED = {
 
 
 def show(workers: Sequence[dict[str, Any]]) -> None:
-    """Print workers, a line each; then those that died, and their leases.
+    """Print one line for each worker; then the dead workers and their leases.
 
-    Where they have a `database`, that is the first column.
+    If rows have a `database`, that is the first column.
     """
     if not workers:
         output.line("No worker is registered.")
