@@ -47,9 +47,9 @@ Row = tuple[Any, ...]
 class Call(Generic[T]):
     """One statement, ready to run.
 
-    Rows come in binary format: so DateStyle, IntervalStyle and the like of the session, which a pooler may keep us from
-    setting, change nothing. `raw` leaves jsonb and times as they come, for `read_json` and `read_time` to read when
-    they are needed: most rows of a claim are never read.
+    Rows come in binary format, so DateStyle, IntervalStyle and other settings of the session, which a pooler may not
+    let us set, change nothing. `raw` leaves jsonb and times as they come; `read_json` and `read_time` read them when
+    they are needed, because most rows of a claim are never read.
     """
 
     text: bytes
@@ -94,7 +94,7 @@ class _BinaryText(_Text):
 
 
 def _adapters(*loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
-    # As psycopg makes its own when it is imported.
+    # Made at import, as psycopg makes its own.
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
     register_dbapi20_adapters(adapters)
@@ -109,7 +109,7 @@ def _adapters(*loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
 
 _TEXTS = ("text", "varchar", "name", "bpchar")
 _PLAIN = _adapters()
-# What copy.py asks around a COPY comes as text.
+# The answers to the statements around a COPY, in copy.py, come as text.
 _ASCII = _adapters(dict.fromkeys(_TEXTS, _Text), dict.fromkeys(_TEXTS, _BinaryText))
 # Both loaders are compiled if psycopg is.
 _RAW = _adapters({"jsonb": ByteaBinaryLoader, "timestamptz": Int8BinaryLoader})
@@ -148,7 +148,7 @@ class AsyncRawCursor(_OwnRaw, psycopg.AsyncCursor[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The fields of a server's error, for any driver."""
+    """The fields of an error from the server, for any driver."""
 
     sqlstate: str | None
     message: str
@@ -276,7 +276,7 @@ def read_first(rows: list[Row]) -> Any:
 
 
 def read_id(rows: list[Row]) -> int:
-    """Return the only value, an id: an application's codec may make a text of it."""
+    """Return the only value, an id, which a codec of the application may have made a text."""
     return int(rows[0][0])
 
 

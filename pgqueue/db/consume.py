@@ -134,7 +134,7 @@ def exchange(
 ) -> Call[list[JobRow]]:
     """Report ended jobs and claim others; a claim alone goes to `reserve`, which costs the server less.
 
-    Without `ask` an attempt on which a retry function is to decide is left undecided. A `careful` claim reads also
+    Without `ask`, an attempt on which a retry function would decide is left undecided. A `careful` claim also reads
     jobs that a claim could not return.
     """
     params: tuple[object, ...] = (
@@ -216,8 +216,8 @@ def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
 
 
 def throttled(job_id: int, reservation: int, delay: timedelta | str, of: str | None, reason: str) -> Call[str | None]:
-    """Give a job back, and throttle its limit_key or task; reads "throttled", its state where the attempt counted, or
-    None when it was no longer held."""
+    """Give a job back, and throttle its limit_key or task. Reads "throttled"; its state if the attempt counted; or None
+    if it was no longer held."""
     return Call(
         b"select pgqueue.throttled(%s::bigint, %s::bigint, %s::interval, %s::text, %s::text)",
         (job_id, reservation, delay, of, reason or None),

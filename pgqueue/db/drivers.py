@@ -75,12 +75,12 @@ _ACCEPTED = (
 )
 
 
-# What beginners give in the place of the connection.
+# What callers may give by mistake in place of the connection.
 _VALUES = (str, bytes, int, float, Mapping, list, tuple, set)
 
 
 def check_is_connection(connection: Any) -> None:
-    """Raise TypeError for a value of the job that stands where the connection belongs, or for nothing there."""
+    """Raise TypeError if there is no connection, or if a value of the job stands in its place."""
     if connection is None or isinstance(connection, _VALUES):
         found = "it is missing" if connection is None else f"{type(connection).__name__} is none"
         raise TypeError(
@@ -95,8 +95,8 @@ def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
 
     A pool or an engine lends a connection, and `call` runs in a separate transaction.
 
-    Raises the errors of `pgqueue.errors` whatever the driver, TypeError for what is no connection, and the driver's
-    own error for what has nothing to do with the queue.
+    Raises the errors of `pgqueue.errors` with every driver, TypeError if it is not a connection, and the driver's own
+    errors for anything that has nothing to do with the queue.
     """
     if isinstance(connection, psycopg.Connection):
         return perform(connection, call)
@@ -111,7 +111,7 @@ def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
 
 
 def run_briefly(connection: Any, call: Call[T]) -> T | Awaitable[T]:
-    """Run `call` as `run` does; where no transaction was open, none is open afterwards."""
+    """Run `call` as `run` does. If no transaction was open before, none is open afterwards."""
     if in_transaction(connection):
         return run(connection, call)
     if is_async(connection):

@@ -22,7 +22,7 @@ _CLOSE_WITHIN = 1.0
 
 
 class Pooler(Protocol):
-    """Tells whether connections lead to a pooler."""
+    """Knows whether connections lead to a pooler."""
 
     @property
     def pooled(self) -> bool: ...
@@ -34,7 +34,8 @@ class Pools:
     A connection comes back without an open transaction, and with the settings of psycopg that it had at first. What a
     handler SET for the session stays; SET LOCAL ends with the transaction.
 
-    pooler   whether one stands between is asked each time, for a worker may find it late: then nothing is prepared
+    pooler   asked each time whether there is a pooler in between, because a worker may find that out late; if there
+             is, nothing is prepared
     """
 
     def __init__(self, dsn: str, most: int, pooler: Pooler) -> None:

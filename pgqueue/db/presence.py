@@ -1,4 +1,4 @@
-"""Statements of a worker about itself: take a name, register, send heartbeats, obey, leave."""
+"""Statements of a worker about itself: take a name, register, send heartbeats, ask for commands, deregister."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def beat(
 
 
 def worker_command(worker: str, obeys: str, instance: str) -> Call[str]:
-    """Ask what an operator wants of the worker: "run", "quiet" or "stop". `obeys`: what it does now.
+    """Ask for the command of an operator: "run", "quiet" or "stop". `obeys`: the command that the worker follows now.
 
     Reads "taken" when another process than `instance` has its name.
     """

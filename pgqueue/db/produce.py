@@ -148,7 +148,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
 
 
 def _check_value(what: str, value: object) -> None:
-    """Refuse what PostgreSQL would take for something else: True for 1, a day for its midnight in some time zone."""
+    """Refuse values that PostgreSQL would read as others: True as 1, a day as its midnight in some time zone."""
     if isinstance(value, bool):
         raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
     if isinstance(value, datetime):

@@ -19,10 +19,10 @@ class Source:
     """Another queue.
 
     schema   where its tables are by default
-    table    the table of its jobs, which must be there; of pgmq, one for each queue
-    waiting  what selects its waiting jobs, in order of their ids from after %(after)s on, at most %(most)s, locked:
+    table    the table of its jobs, which must exist; for pgmq, one for each queue
+    waiting  selects and locks its waiting jobs, in the order of their ids, those after %(after)s, at most %(most)s:
              id, task, payload, and options of enqueue
-    others   what counts jobs that are not moved, because they run or are locked
+    others   counts the jobs that are not moved, because they run or are locked
     """
 
     name: str
@@ -68,7 +68,8 @@ GRAPHILE_WORKER = Source(
     "graphile-worker",
     "graphile_worker",
     "_private_jobs",
-    # A named queue runs one job at a time: here a key. A lower priority runs first there, a higher one here.
+    # A named queue runs one job at a time, and becomes a key here. There a lower priority runs first, here a higher
+    # one.
     """
     select j.id, t.identifier as task, j.payload::text as payload, null::text as queue,
         nullif(least(greatest(-j.priority, -100), 100), 0) as priority,
@@ -164,7 +165,7 @@ def _args(payload: str | bytes | None) -> object:
     if isinstance(payload, bytes):
         try:
             payload = payload.decode()
-            # What PostgreSQL does not take for JSON is a text.
+            # A payload that PostgreSQL does not accept as JSON is a text.
             json.loads(payload, parse_constant=_refuse)
         except UnicodeDecodeError:
             return {"payload_base64": base64.b64encode(cast(bytes, payload)).decode()}

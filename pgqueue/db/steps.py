@@ -73,7 +73,7 @@ def await_event(
 
 
 def _shared(call: Call[T], job_id: int, name: str | None, others: Others, suspended: bytes) -> Call[T]:
-    """Let the other keys of a call go the way of the first one; `suspended` is null where its lease is lost."""
+    """Give the other keys of a batch the step of the first one; `suspended` is null if its lease is lost."""
     if not others:
         return call
     text = (
@@ -85,7 +85,7 @@ def _shared(call: Call[T], job_id: int, name: str | None, others: Others, suspen
 
 
 def outcomes(jobs: Sequence[int]) -> Call[dict[int, tuple[str | None, Any]]]:
-    """Read the state and the result of jobs, by id; state None: history keeps nothing of it."""
+    """Read the states and results of jobs by id; state None: history does not keep the job."""
     return Call(
         b"select w.id, o.state, o.result::text from unnest(%s::bigint[]) w (id)"
         b" left join lateral pgqueue.outcome(w.id) o on true",
@@ -150,5 +150,5 @@ def _by_name(rows: list[Row]) -> dict[str, Any] | None:
 
 
 def _read(text: str | None) -> Any:
-    # As text: of a JSON string, a driver's own reading cannot be told from what it has not read.
+    # As text, because a JSON string that a driver has read cannot be told from one that it has not read.
     return None if text is None else from_json(text)

@@ -81,12 +81,12 @@ class FleetCounts:
         ]
 
     def put_back(self, reader: str, entries: Sequence[Entry]) -> None:
-        """These could not be reported: they go along with the next ones."""
+        """Add entries that could not be reported to the next ones."""
         for entry in entries:
             self._workers[entry["database"]][-1].counts.put_back(reader, [entry])
 
     def added(self, worker: Worker) -> None:
-        """A worker was replaced: the new one counts for the same readers."""
+        """Let the worker that replaced another one count for the same readers."""
         for reader in self._readers:
             worker.counts.follow(reader)
 
@@ -94,8 +94,9 @@ class FleetCounts:
 class Fleet:
     """Serves several databases: `dsns`, each with a worker of the same name and settings.
 
-    `config.concurrency` is what all of them run at a time; see `Slots`. A database that cannot be reached, or refuses
-    its worker, is tried again and stops no other. `run` raises what the first one refused when all of them do.
+    `config.concurrency` is how many handlers all of them run at the same time; see `Slots`. If a database cannot be
+    reached or refuses its worker, it is tried again, and the others are not affected. If all refuse, `run` raises the
+    error of the first one.
     `listen_dsns` has one for each of `dsns`, or is empty.
     """
 
@@ -119,7 +120,7 @@ class Fleet:
         self._retiring = False
         self._table: RunningJobs | None = None
         self._began = time.monotonic()
-        # Its own number of slots does not move: that of all does.
+        # The number of slots of one database is fixed; the total moves.
         each = replace(config, min_concurrency=None)
         configs = [replace(each, listen_dsn=listen) for listen in listen_dsns] or [each] * len(dsns)
         self._workers: dict[str, list[Worker]] = {}
@@ -140,14 +141,14 @@ class Fleet:
         return "".join(worker.name_thread(ident) for worker in self._present())
 
     def stop(self) -> None:
-        """Claim no more jobs and let what runs end."""
+        """Claim no more jobs, and let running ones end."""
         self._stopping.set()
         self._ending.set()
         for worker in self._present():
             worker.stop()
 
     def be_quiet(self) -> None:
-        """Claim no more jobs, give back what is not started, and continue running."""
+        """Claim no more jobs, give back unstarted ones, and keep running."""
         self._quiet = True
         for worker in self._present():
             worker.be_quiet()
@@ -159,7 +160,7 @@ class Fleet:
             worker.resume()
 
     def retire(self) -> None:
-        """Claim no more jobs, and end when all that runs has ended, however long that takes."""
+        """Claim no more jobs, and end when all running ones have ended, however long that takes."""
         self._quiet = self._retiring = True
         self._ending.set()
         for worker in self._present():
@@ -179,7 +180,7 @@ class Fleet:
             worker.record_running_jobs(table)
 
     def status(self) -> dict[str, Any]:
-        """Return the present state: sums over all databases, and under `databases` what differs."""
+        """Return the present state: sums over all databases, and under `databases` the values of each."""
         each = {place.name: place.worker.status() for place in self._places}
         troubles = [
             f"{place.name}: {one_line(place.refusal) if place.refusal else each[place.name]['reason']}"
@@ -277,7 +278,7 @@ class Fleet:
 
     def _new_worker(self, name: str, dsn: str, config: WorkerConfig) -> Worker:
         worker = Worker(self._app, dsn, config, slots=self._slots, lifetime=self._lifetime)
-        # What one has counted that is gone stays.
+        # The counts of a worker that is gone are kept.
         self._workers.setdefault(name, []).append(worker)
         return worker
 

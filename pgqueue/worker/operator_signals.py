@@ -1,7 +1,7 @@
 """Handle the signals of an operator.
 
-Python handles them itself, between two steps of the main thread, and not the event loop: so they are heard while a
-handler blocks the loop, and there is no descriptor into which the child of a fork could write the signals that it gets.
+Python handles them between two steps of the main thread, without the event loop. So they are handled while a handler
+blocks the loop, and there is no file descriptor into which a forked child could write the signals that it receives.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pgqueue.worker.process.ending import end_after, end_now
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds beyond its shutdown timeout, after which a worker that a signal has stopped ends whatever still holds it,
-# before its supervisor kills it.
+# Seconds after its shutdown timeout until a worker that a signal has stopped ends in any case, before its supervisor
+# kills it.
 _GRACE = 10.0
 
 _guards: list[threading.Timer] = []
@@ -74,7 +74,8 @@ def handle(worker: Controls, shutdown_timeout: float) -> None:
     def on_control(number: int, _frame: FrameType | None) -> None:
         on_loop(worker.be_quiet if number == signal.SIGUSR1 else worker.resume)
 
-    # What a module has set when it was imported: a worker must hear signals, and outlive a client that hangs up.
+    # A module may have set handlers when it was imported; a worker must receive signals, and survive a client that
+    # hangs up.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -87,7 +88,7 @@ def handle(worker: Controls, shutdown_timeout: float) -> None:
 
 
 def ignore() -> None:
-    """Ignore the signals that stop a worker: one that comes when it has ended must not make that look like a crash."""
+    """Ignore the signals that stop a worker: a signal after its end must not make the end look like a crash."""
     for guard in _guards:
         guard.cancel()
     _guards.clear()
@@ -99,7 +100,7 @@ def ignore() -> None:
 
 
 async def keep_forever() -> None:
-    """Put the handlers back where code of the application has set others, for no signal would end the worker."""
+    """Restore the handlers if code of the application has set others, because no signal would end the worker."""
     while True:
         await asyncio.sleep(1.0)
         for number, handler in _handlers.items():

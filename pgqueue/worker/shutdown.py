@@ -123,8 +123,8 @@ class Shutdown:
     async def _end_handlers(self) -> int:
         """Let handlers end, each within its time; returns how many were cut off.
 
-        A handler whose time is over is asked to end, and cancelled where that is possible. A handler that continues
-        after the grace is abandoned: the process ends, and the job has failed, or is given back, by its task's option.
+        A handler whose time is over is asked to end, and cancelled if that is possible. If it continues after the grace
+        period, it is abandoned: the process ends, and the job fails or is given back, as its task's on_shutdown says.
         """
         began = time.monotonic()
         asked: dict[Held, float] = {}

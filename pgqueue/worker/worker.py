@@ -64,7 +64,7 @@ class Worker:
     """One worker process: an asyncio loop that claims, runs, extends and reports.
 
     `run` returns when the worker was stopped and its jobs have ended, or after `shutdown_timeout`. It raises
-    ConfigError, SchemaError or another PgQueueError if it cannot start; once it runs, no trouble with the database ends
+    ConfigError, SchemaError or another PgQueueError if it cannot start. Once it runs, no problem with the database ends
     it.
 
         await Worker(app, dsn, WorkerConfig(queues=("mail",))).run()
@@ -185,7 +185,7 @@ class Worker:
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with: 0, 1, or 75 when a supervisor is to replace it."""
+        """The exit code for the process: 0, 1, or 75 if a supervisor is to replace it."""
         return self._orders.exit_code
 
     @property

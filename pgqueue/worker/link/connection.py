@@ -28,7 +28,7 @@ log = logging.getLogger("pgqueue.worker")
 
 T = TypeVar("T")
 
-# No statement of a worker takes long; one that does hangs on a silently dead connection.
+# No statement of a worker takes this long; if one does, its connection is silently dead.
 CALL_TIMEOUT = 30.0
 
 # A request to the server to cancel a call that takes too long may hang like the call itself.
@@ -52,10 +52,10 @@ _OPTIONS = " ".join(
 class Link:
     """One connection, opened when it is needed and reopened when it breaks.
 
-    `perform` returns a result or waits: an unreachable server, a killed backend, a failover to a read-only server,
-    a full disk, a schema under migration make it retry with growing pauses until it is cancelled. Errors that waiting
-    cannot solve (a refused value, a locked row) are raised. A call that is not answered within `within` seconds counts
-    as a broken connection, so a silently lost peer is detected.
+    `perform` returns a result or waits: after an unreachable server, a killed backend, a failover to a read-only
+    server, a full disk or a schema under migration it retries with growing pauses until it is cancelled. Errors that
+    waiting cannot solve (a refused value, a locked row) are raised. A call that is not answered within `within` seconds
+    counts as a broken connection, so a silently lost peer is detected.
 
     Behind a pooler nothing is left in the session, neither prepared statements nor settings, for behind a pooler
     each transaction may run in another one.
@@ -110,7 +110,7 @@ class Link:
     ) -> T:
         """Run `call` in a separate transaction. `sent_at` is then the time just before it was last sent.
 
-        If it is not answered `within` seconds, not those that are usual here, it is sent again on a new connection.
+        If it is not answered `within` seconds, instead of the usual ones, it is sent again on a new connection.
 
         Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
         psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
@@ -148,7 +148,7 @@ class Link:
                             raise_if_lasting(error)
                         trouble = trouble or Trouble(self._outage)
                         trouble.met(error)
-                        # The server may only be slow: next time it gets its time.
+                        # The server may only be slow, so the next call gets more time.
                         within = None
                     except BaseException:
                         # Cancelled: the state of the connection is unknown.

@@ -28,7 +28,7 @@ COMMON_CHANNEL = "pgqueue"
 _ASK_EVERY = 1.0
 _ANSWERS_WITHIN = 0.8
 
-# How long a notification of our own may take to come back, in seconds after it was committed.
+# Seconds after the commit within which a notification that this worker sent to itself must arrive.
 _ECHO_WITHIN = 5.0
 
 _HINT = "listen in the same database and not through a pooler: --listen-dsn, or --no-listen"
@@ -183,7 +183,7 @@ class Listener:
                     # A queue, task or limit_key was paused or throttled.
                     self._hearer.command_asked()
                 elif self._queues is None or each.payload in self._queues:
-                    # Ready, or soon: its producer cannot see which workers are idle until when.
+                    # A job is ready, or will be soon: its producer cannot see which workers are idle until when.
                     self._hearer.woken()
                     self._hearer.due_soon()
             elif each.payload == "due":

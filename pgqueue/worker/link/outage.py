@@ -38,10 +38,10 @@ class Outage:
     """The outage state that all links of a worker share, so that one line is logged and not four.
 
     `began_at` is the monotonic time at which the last outage began: connections made before that are not trusted any
-    more, for they may be silently dead. A server that has no room for another connection does not begin one: those that
-    it has are alive, and would find no room again. `refused_at` is the time at which the server's own machine last
-    refused a connection: proof that no server ran there, so no lease could be given away. A pooler's refusal proves
-    nothing, so with `pooled` it stays None.
+    more, for they may be silently dead. A server without capacity for another connection does not begin an outage: the
+    connections that it has are alive, and would not be accepted again. `refused_at` is the time at which the server's
+    own machine last refused a connection: proof that no server ran there, so no lease could be given away. A pooler's
+    refusal proves nothing, so with `pooled` it stays None.
     """
 
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
@@ -82,7 +82,7 @@ class Outage:
             self._since, self._is_cut_off = None, False
 
     def note_pooler(self) -> None:
-        """A link found that a pooler stands between."""
+        """A link found that there is a pooler in between."""
         if not self.pooled:
             self.pooled = True
             log.warning("%s is behind a pooler: continuing as with --no-prepare", self._place)

@@ -1,1 +1,1 @@
-"""The worker as the database knows it: its name, its row, its orders."""
+"""The worker as the database knows it: its name, its row, the commands of operators."""

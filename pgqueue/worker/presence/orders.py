@@ -1,4 +1,4 @@
-"""What operators ask of a worker: by a signal, in code, or by a command through the database."""
+"""Commands of operators to a worker: by a signal, in code, or through the database."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ REPLACE_ME = 75
 # The exit code of a process that an operator has killed, as a shell has it for SIGKILL: its supervisor counts a crash.
 _KILLED = 128 + signal.SIGKILL
 
-# After a notification the server is asked once more after this time, in seconds: a claim that was under way may bring
-# jobs that were paused meanwhile.
+# Seconds after a notification until the server is asked once more, because a claim that was under way may bring jobs
+# that have been paused meanwhile.
 _ASK_AGAIN = 1.0
 
 
 class Orders:
     """Carries out orders. `exit_code` is what the process should exit with, as far as an order decides that.
 
-    With `obey_forever` also those that come through the database: the command of this worker is read when `asked_now`
-    is set, and at each heartbeat. Acts on changes only, so that what a signal asked for afterwards holds.
+    `obey_forever` carries out those that come through the database as well: the command of this worker is read when
+    `asked_now` is set, and at each heartbeat. It acts on changes only, so that a later signal keeps its effect.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What its own worker knows process: how much memory it holds, what blocks it, and how it ends."""
+"""The process of a worker: its memory, what blocks its event loop, and how it ends."""

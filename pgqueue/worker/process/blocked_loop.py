@@ -1,7 +1,7 @@
 """Detect a handler that blocks the event loop, and name it.
 
-Meanwhile nothing else runs in the process: no lease is extended, no signal handled. So a thread checks the loop's
-heartbeat, and warns when that is late.
+While the loop is blocked, no lease is extended and no signal is handled. So a thread checks the heartbeat of the loop,
+and warns when it is late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUIET = 60.0
 
 
 class Named(Protocol):
-    """Knows which task's handler runs in an asyncio task (None: not known which one runs)."""
+    """Knows the job whose handler runs in an asyncio task (None: it is not known which task runs)."""
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]: ...
 
@@ -56,7 +56,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="pgqueue-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()

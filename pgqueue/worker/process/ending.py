@@ -1,4 +1,4 @@
-"""End a process, whatever code of the user still holds it."""
+"""End a process even if code of the user still runs in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds for a last line of the log, and for what is not written yet: a log that hangs must not keep the process.
+# Seconds to write the last line of the log and what is buffered: a log that hangs must not keep the process alive.
 _FLUSHED_WITHIN = 1.0
 
 

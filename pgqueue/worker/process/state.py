@@ -10,7 +10,7 @@ class State:
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
-        # Claims no more jobs, and runs on.
+        # Claims no more jobs, and keeps running.
         self.quiet = False
         # Ends when all running jobs have ended.
         self.retiring = False
