@@ -94,7 +94,7 @@ class _Waking:
     def __enter__(self) -> None:
         self._flag._waiters.append(self._wake)
         if self._flag:
-            # Raised just before: raise_it may not have seen this waiter.
+            # The flag was raised just before: raise_it may not have seen this waiter.
             self._wake()
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +229,7 @@ class Job:
         for number in (done, total):
             if number is not None and not math.isfinite(number):
                 raise InvalidArgument(f"progress must be a finite number, not {number}", hint="leave total out")
-        # Any number and any text: a bad one must not spoil the batch in which it is stored.
+        # Any number and any text are accepted: a bad one must not make its whole batch fail.
         if note is not None:
             note = note[:1000].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         self._state.progress = (float(done), None if total is None else float(total), note)

@@ -106,7 +106,7 @@ def _is_kept(value: object, allowed: tuple[type, ...]) -> bool:
 
 
 def way_out(value: object) -> str:
-    """Say what to give instead of a value that JSON does not have."""
+    """Return what to give instead of a value that JSON does not have."""
     for kinds, instead in _INSTEAD:
         if isinstance(value, kinds):
             return f"give {instead}"
@@ -178,8 +178,8 @@ def _decimal_as_text(value: object) -> str:
 class Unreadable:
     """Replaces JSON that PostgreSQL can hold and this process cannot: a number of 5,000 digits, nesting beyond 1000.
 
-    A value, and not an exception: one job's args must not make the whole reply of `reserve` unreadable, for then
-    every worker would claim that job again and again, and lose all that it claimed with it.
+    It is a value and not an exception, because the args of one job must not make the whole reply of `reserve`
+    unreadable: every worker would claim that job again and again, and lose all jobs that it claimed with it.
     """
 
     reason: str
@@ -213,8 +213,8 @@ def readable(value: Any, what: str) -> Any:
 class Document(Mapping[str, Any]):
     """One row as JSON; each column is read when it is asked for; a value that Python cannot read is left as text.
 
-    PostgreSQL holds numbers of more digits and nests deeper than any parser here goes. Such a job
-    of one client must not keep other jobs from being shown.
+    PostgreSQL holds numbers with more digits, and nests deeper, than any parser here can read. Such a job of one client
+    must not keep other jobs from being shown.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -234,7 +234,7 @@ class Document(Mapping[str, Any]):
         return len(self.texts)
 
 
-# Characters of JSON that a result may have: a job's row in history is no file store.
+# The most characters of JSON in a result, because history is not a file store.
 _MAX_RESULT = 16_000_000
 
 

@@ -1,4 +1,4 @@
-"""Statements of the web page, the terminal and monitors: all of them only read, and none counts."""
+"""Statements of the pages, the terminal and monitors. All of them only read, and none counts all jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Page:
 def stats(*, recent: bool | None = None) -> Call[dict[str, Any]]:
     """Read the numbers of the queue from its last samples, or count them now.
 
-    None: from the samples while a worker takes them, else counted up to a bound, and `sampled_at` is None.
+    None: from the samples while a living worker takes them; else counted up to a bound, and `sampled_at` is None.
     """
     return Call(b"select pgqueue.legible(pgqueue.stats(recent => %s::boolean))", (recent,), read_first)
 
@@ -173,14 +173,14 @@ def executing_by_tenant() -> Call[list[Row]]:
 
 
 def running(worker: str) -> Call[list[dict[str, Any]]]:
-    """Read what a worker executes, the oldest first: 200 jobs at most."""
+    """Read the jobs that a worker executes, the oldest first, at most 200."""
     return Call(
         _RUNNING + b" where e.reserved_by = %s::text order by e.reserved_at limit 200) x", (worker,), read_column
     )
 
 
 def running_in(queue: str) -> Call[list[dict[str, Any]]]:
-    """Read what executes of a queue, the oldest first: 20 jobs at most."""
+    """Read the executing jobs of a queue, the oldest first, at most 20."""
     return Call(_RUNNING + b" where e.queue = %s::text order by e.reserved_at limit 20) x", (queue,), read_column)
 
 
@@ -229,7 +229,7 @@ def queues() -> Call[list[dict[str, Any]]]:
     return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)
 
 
-# Rows that a list of tasks, workers or schedules reads: one more than are shown tells that there are more.
+# Rows that a list of tasks, workers or schedules shows; one more is read, to find out whether there are more.
 MOST_LISTED = 500
 
 
@@ -250,7 +250,7 @@ _TASKS = (
 
 
 def about_task(name: str) -> Call[tuple[str | None, str | None]]:
-    """Read where to read about a task, and who answers for it."""
+    """Read the address of the documentation of a task, and who is responsible for it."""
     return Call(
         b"select t.docs, t.owner from pgqueue.effective_tasks t where t.name = %s::text",
         (name,),
@@ -308,7 +308,7 @@ def schedule(name: str) -> Call[dict[str, Any] | None]:
     )
 
 
-# What was declared and what an operator has set, the times after the next one, and the last runs.
+# The declared rule and the one that an operator has set, the times after the next one, and the last runs.
 _SCHEDULE = (
     b"to_jsonb(s) || jsonb_build_object('declared_expression', d.declared_expression,"
     b" 'declared_timezone', d.declared_timezone, 'own_expression', d.expression, 'own_timezone', d.timezone,"

@@ -103,11 +103,11 @@ def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: objec
 
 
 def count(action: str, filters: Mapping[str, object]) -> Call[Chunk]:
-    """Count what `bulk` would find, in a transaction to roll back: one job is changed, the others are left over."""
+    """Count the jobs that `bulk` would find. It changes one of them, so roll the transaction back."""
     return bulk(action, filters, 1)
 
 
-# What can be changed of a job that was never started, and its type.
+# The fields of a job that was never started that can be changed, with their types.
 JOB_CHANGES = {"args": "jsonb", "run_at": "timestamptz", "priority": "integer", "queue": "text", "limit_key": "text"}
 
 
@@ -123,7 +123,7 @@ def update_job(job_id: int, changes: Mapping[str, object]) -> Call[bool]:
 def update_many(
     filter: Mapping[str, object], changes: Mapping[str, object], max_jobs: int, after: object = None
 ) -> Call[tuple[int, int, object]]:
-    """Change up to `max_jobs` jobs that fit a filter; reads how many, how many were skipped, and where to go on."""
+    """Change up to `max_jobs` jobs that match a filter; reads how many, how many it skipped, and where to continue."""
     named, values = _changes(changes)
     return Call(
         f"select changed, passed_over, next_after from pgqueue.update_many(%s::text::jsonb{named},"
@@ -309,7 +309,7 @@ def pause(kind: str, target: str, lasts: timedelta | str | None, reason: str | N
 
 
 def resume(kind: str, target: str, source: str = "operator") -> Call[bool]:
-    """End a pause, a throttle or what a breaker has opened; reads whether anything changed."""
+    """End a pause, a throttle or the pause of a breaker; reads whether anything changed."""
     return Call(b"select pgqueue.resume(%s::text, %s::text, %s::text)", (kind, target, source), read_first)
 
 
@@ -451,7 +451,7 @@ def list_jobs(only: Mapping[str, object], limit: int) -> Call[list[Document]]:
 
 
 def jobs_of(job_ids: Sequence[int]) -> Call[list[int]]:
-    """Read which of these jobs there are."""
+    """Read which of these jobs exist."""
     return Call(b"select j.id from pgqueue.all_jobs j where j.id = any (%s::bigint[])", (list(job_ids),), read_ids)
 
 

@@ -53,7 +53,7 @@ class Reported(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ControlPipe:
-    """The worker's end: its name, and file descriptors that it inherited."""
+    """The end of the worker: its name, and the file descriptors that it inherited."""
 
     name: str
     commands: int
@@ -122,7 +122,7 @@ class ControlPipe:
         """Report the jobs that ended since the last call, a few tasks a line; the rest goes with the next report."""
         ended = counts.take(_READER)
         while ended:
-            # One that names its database is longer.
+            # An entry that names its database is longer.
             most = 1 if "database" in ended[0] else _PER_LINE
             some, ended = ended[:most], ended[most:]
             if not self.report({"ended": some}):

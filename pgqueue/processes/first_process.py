@@ -1,4 +1,4 @@
-"""The first process of a container: it passes signals on to the worker, and reaps what handlers leave behind.
+"""The first process of a container: it passes signals on to the worker, and reaps processes that handlers leave.
 
 Processes whose parent has ended become children of process 1. A worker knows its own children alone, so without this
 all others would stay as zombies, until no process can be started any more.
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 def go_on_in_child() -> None:
-    """Where this is process 1, fork, and return in the child; this process ends when the child does, with its code."""
+    """If this is process 1, fork, and return in the child; this process ends when the child does, with its code."""
     if os.getpid() != 1:
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -34,8 +34,8 @@ _PATIENCE = 5.0
 # The exit code when the worker raises.
 _CANNOT_START = 2
 
-# New objects between collections, where the application has left the number as CPython sets it. A job makes some ten,
-# most of which live until its end is stored: at 700 they are looked at again and again.
+# New objects between collections, if the application has left CPython's number. A job makes about ten objects, most of
+# which live until its end is stored: with 700 they would be visited again and again.
 _THRESHOLDS = (700, 2000)
 _THRESHOLD = 10_000
 

@@ -1,1 +1,1 @@
-"""What a worker has reserved: jobs, and ends that wait to be stored."""
+"""The jobs that a worker has reserved, and ends that wait to be stored."""

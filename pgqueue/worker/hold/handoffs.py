@@ -23,16 +23,16 @@ class Handoffs:
     def __init__(self) -> None:
         self.channel = f"pgqueue_{secrets.token_hex(16)}"
         self.listener: int | None = None
-        # Whether some may have been sent.
+        # Whether jobs may have been sent.
         self.were_offered = False
-        # The monotonic time until which some may be sent.
+        # The monotonic time until which jobs may be sent.
         self.offered_until = 0.0
         # How far the clock of the database is ahead of our monotonic one, at most, in seconds.
         self._ahead = 0.0
 
     @property
     def are_offered(self) -> bool:
-        """Whether some may be sent now."""
+        """Whether jobs may be sent now."""
         return time.monotonic() < self.offered_until
 
     def offer(self, lease: float) -> consume.Handoff | None:

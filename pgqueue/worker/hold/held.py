@@ -1,4 +1,4 @@
-"""A held job: reserved by this worker, and not yet finished; and all of those that a worker holds."""
+"""A held job, which this worker has reserved and not yet finished; and all jobs that a worker holds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What a handler was asked for: to stop, so that its attempt ends as `end`. `reason` is the cause in words."""
+    """A request to a handler to stop, so that its attempt ends as `end`. `reason` is the cause in words."""
 
     end: End
     reason: str = ""
@@ -53,7 +53,7 @@ class Stop:
 
     @property
     def error(self) -> dict[str, object]:
-        """The error that an attempt has which failed so."""
+        """The error of an attempt that failed for this reason."""
         return {"class": self.cause.value, "message": self.reason}
 
 
@@ -217,7 +217,7 @@ class Holding:
         self.held[held.pair] = held
 
     def remove(self, held: Held) -> None:
-        """The job is finished, or lost: forget it."""
+        """Forget a job that is finished or lost."""
         self.held.pop(held.pair, None)
 
     def start(self) -> None:

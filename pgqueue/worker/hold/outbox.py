@@ -24,7 +24,7 @@ _BACKLOG_BYTES = 64_000_000
 class Ends:
     """Ends in the order in which they came, small and large ones apart.
 
-    After a batch that was too much for the server the next one is half as large; each that is taken doubles the next.
+    After a batch that was too much for the server, the next one is half as large; each accepted batch doubles the next.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Ends:
         return len(self._small) >= _BACKLOG or self._bytes >= _BACKLOG_BYTES
 
     def add(self, held: Held) -> None:
-        """This one waits."""
+        """Add an end that waits."""
         if held.result is None and held.error is None:
             # As most do.
             self._small.append(held)
@@ -65,7 +65,7 @@ class Ends:
         total = 0
         while waiting and len(batch) < self._most:
             held = waiting[0]
-            # As most have none.
+            # Most ends have none.
             size = held.size if held.result is not None or held.error is not None else 0
             total += size
             if batch and total > _BYTES:
@@ -78,14 +78,14 @@ class Ends:
         return batch
 
     def were_too_many(self, batch: Sequence[Held]) -> None:
-        """The server did not take this batch: the next ones are half as large."""
+        """The server did not accept this batch, so the next ones are half as large."""
         self._most = max(len(batch) // 2, 1)
 
 
 class Outbox:
     """Where ends wait to be stored. The runner and whatever gives jobs back put them in, the reporter takes them out.
 
-    They go by one of three ways, none of which waits for another, and each has an event that is set when one came:
+    They go one of three ways, none of which waits for another; each has an event that is set when an end has come:
     small ends with what goes back, large ends, and failures on which a retry function of the database decides.
     """
 
@@ -134,7 +134,7 @@ class Outbox:
         self.put(held)
 
     def put_undecided(self, held: Held) -> None:
-        """The server is to ask the retry function of this one's task."""
+        """Add a failure on which the retry function of its task is to decide."""
         self._undecided.append(held)
         self.undecided_came.set()
 
@@ -162,5 +162,5 @@ class Outbox:
         return taken
 
     def were_too_many(self, batch: Sequence[Held]) -> None:
-        """The server did not take this batch: the next ones are smaller."""
+        """The server did not accept this batch, so the next ones are smaller."""
         self._ends.were_too_many(batch)

@@ -40,8 +40,8 @@ def parse(text: str) -> tuple[int | None, int]:
 class Sample:
     """A worker's measurements of itself since the last sample.
 
-    jobs_wait  the last reserve came back full
-    in_use     the most handlers that ran at a time
+    jobs_wait  whether the last reserve returned as many jobs as it asked for
+    in_use     the most handlers that ran at the same time
     lag        how late the event loop was, in seconds
     cpu        the part of one processor that the process used
     """
@@ -53,7 +53,7 @@ class Sample:
 
     @property
     def starved(self) -> str:
-        """Why more handlers would not help; "" when they would."""
+        """Why more handlers would not help; "" if they would."""
         if self.lag > _LATE:
             return f"the event loop runs {self.lag:.2f} s late"
         if self.cpu > _BUSY:

@@ -43,7 +43,7 @@ class Handlers:
     `run` returns how an attempt ended. A plain handler, which needs nothing of the event loop, may be run with
     `run_plain` by a thread that takes the next job by itself.
 
-    For tests, `here` calls plain code in the calling thread, and keeps in `raised` what was described last.
+    For tests, `here` calls plain code in the calling thread, and keeps the last described exception in `raised`.
     """
 
     def __init__(self, app: App, threads: int, jobs: Jobs, tell: Tell | None = None, *, here: bool = False) -> None:
@@ -82,7 +82,7 @@ class Handlers:
         return self._threads
 
     def leave_loop(self) -> None:
-        """Let go of the threads, which belong to the loop that ran: the next attempt may have another one."""
+        """Release the threads, which belong to the loop that ran: the next attempt may have another loop."""
         if self._threads is not None:
             self._threads.close()
             self._threads = None
@@ -186,7 +186,7 @@ class Handlers:
         return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
     async def in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
-        """Make a call in a thread, in the name of this job."""
+        """Make a call in a thread that is named after this job."""
         return await self._start_in_thread(held, call)
 
     def describe(self, error: BaseException) -> dict[str, object]:
@@ -229,7 +229,7 @@ class Handlers:
             if error is not None:
                 await _raised(error)
             if result is not None and inspect.isawaitable(result):
-                # A plain function around an async one: left alone, it would succeed without having run.
+                # A plain function around an async one: if it were not awaited, it would succeed without having run.
                 result, error = await self._in_task(held, self._await(held, result))
                 if error is not None:
                     await _raised(error)
@@ -247,12 +247,12 @@ class Handlers:
                 return await self._failed(held, task, error)
             return await self._interrupted(held, held.stop, task)
         except NoThread:
-            # It has not run: no attempt of it failed.
+            # The handler has not run, so no attempt failed.
             raise
         except Signal as signal:
             return self._signalled(held, signal)
         except BaseException as error:
-            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker continues.
+            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, and the worker continues.
             return await self._failed(held, task, error)
         return held.end_of_return
 
@@ -344,7 +344,7 @@ class Handlers:
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
         """Run one of the two below in its own task.
 
-        What is left there ends with it: timers that cancel it, timeouts that were not closed, its done callbacks.
+        Timers that cancel the task, timeouts that were not closed, and its done callbacks end with it.
         """
         assert held.context is not None
         isolation = self._isolation

@@ -36,8 +36,8 @@ class _Attempt:
 class LogLines:
     """Keeps lines of jobs, and stores them about once a second.
 
-    The first thousand of an attempt are kept, and then one that tells how many more there were; so it is with lines
-    that come faster than they can be stored. A database that cannot be reached loses lines, and no job.
+    The first thousand lines of an attempt are kept, and then one line with the number of the others; likewise for lines
+    that come faster than they can be stored. While the database cannot be reached, lines are lost, but no job.
     """
 
     def __init__(self, link: Link, loggers: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class LogLines:
         self._add(job_id, attempt, level, line)
 
     def _add(self, job_id: int, attempt: int, level: str, line: str) -> None:
-        # Any text: a bad one must not spoil the batch in which it is stored.
+        # Any text is accepted: a bad one must not make its whole batch fail.
         clean = line[:_LONGEST].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         at = datetime.now(UTC).isoformat()
         self._lines.append({"job_id": job_id, "attempt": attempt, "at": at, "level": level, "line": clean})
@@ -73,7 +73,7 @@ class LogLines:
             self._add(job_id, attempt, level, line)
 
     async def store_forever(self) -> None:
-        """Store the lines that were kept, and hear the chosen loggers."""
+        """Store the lines that were kept, and listen to the chosen loggers."""
         while True:
             for logger in self._loggers:
                 # Several workers may run in this process, and one that ends takes its handler away.
@@ -102,7 +102,7 @@ class LogLines:
     def _tell_dropped(self, quiet: float) -> None:
         now = time.monotonic()
         for (job_id, attempt), about in list(self._attempts.items()):
-            # Once it has said nothing for a second.
+            # Once the attempt has written nothing for a second.
             if about.dropped > about.reported and now - about.at >= quiet:
                 self._add(job_id, attempt, "WARNING", f"{about.dropped - about.reported} more lines were not kept")
                 about.reported = about.dropped
@@ -111,7 +111,7 @@ class LogLines:
 
 
 class OfLoggers(logging.Handler):
-    """Keeps what other loggers say while a job runs, as lines of that job."""
+    """Keeps the lines that other loggers write while a job runs, as lines of that job."""
 
     def __init__(self) -> None:
         super().__init__()

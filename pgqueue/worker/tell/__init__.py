@@ -1,1 +1,1 @@
-"""What a worker tells of its jobs: counts, hooks, and the log."""
+"""Reports about jobs: counts, hooks, and the log."""

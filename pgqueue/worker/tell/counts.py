@@ -1,8 +1,8 @@
 """Counts of started and ended jobs by queue and task: for `beat`, which passes them on to pgqueue.samples, and for
 /metrics.
 
-Counting costs little beside the end of a job: of a large batch the outcomes are counted exactly, and the times of some
-jobs stand for all.
+Counting costs little compared to the end of a job: for a large batch the outcomes are counted exactly, and the times of
+some jobs represent all of them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Totals:
         """Return one entry for each queue and task."""
         found = []
         for (queue, task, database), tally in self._tallies.items():
-            # Starts always: a sample without them is of workers that do not count them.
+            # Starts are always there: a sample without them is from workers that do not count them.
             entry: Entry = {"queue": queue, "task": task, "started": 0, **tally.counts}
             if database:
                 entry["database"] = database
@@ -140,8 +140,8 @@ class Trouble:
 class Counts:
     """Counts the starts and ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
 
-    Each of `readers` has counts of its own: "total" is never reset, the others are reset by `take`. The last troubles
-    are for the heartbeats alone.
+    Each of `readers` has separate counts: "total" is never reset, the others are reset by `take`. The last troubles are
+    for the heartbeats alone.
     """
 
     def __init__(self, lease: float) -> None:

@@ -33,7 +33,7 @@ _PATIENCE = 2.0
 
 
 class JobLog:
-    """Logs the ends of jobs. Over `link` it asks the database what holds for failed ones."""
+    """Logs the ends of jobs. Over `link` it asks the database when failed ones run again."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -135,7 +135,7 @@ class JobLog:
         self._timer = loop.call_later(_WINDOW, self._end_window) if self._is_summing else None
 
     async def _log_failures(self) -> None:
-        """Write the lines of failed attempts, once the database has answered what holds for their jobs."""
+        """Write the lines of failed attempts, once the database has answered for their jobs."""
         try:
             while self._failures:
                 batch = dict(self._failures)

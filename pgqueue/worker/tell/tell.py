@@ -1,4 +1,4 @@
-"""The one place that counts, logs, and calls the hooks for whatever becomes of a job."""
+"""The one place that counts and logs the outcomes of jobs, and calls the hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("pgqueue.worker")
 
 
 class Tell:
-    """Tells what became of jobs, to the counts, the log and the hooks. `completed` and `failures` are sums."""
+    """Reports the outcomes of jobs to the counts, the log and the hooks. `completed` and `failures` are sums."""
 
     def __init__(self, counts: Counts, events: Events, job_log: JobLog) -> None:
         self.completed = 0

@@ -1,4 +1,4 @@
-"""What a worker does at each notification."""
+"""Handle notifications."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Hearing:
         self._holding.extend_now.set()
 
     def command_asked(self) -> None:
-        """An operator asks something of this worker."""
+        """An operator has given this worker a command."""
         self._orders.asked_now.set()
 
     def withdrawn(self) -> None:

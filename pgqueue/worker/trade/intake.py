@@ -1,4 +1,4 @@
-"""Jobs come in: by the reply of a claim, or handed over when they are enqueued."""
+"""Take in jobs: from the reply to a claim, or handed over when they are enqueued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgqueue.worker.trade.notify_load import NotifyLoad
 
 log = logging.getLogger("pgqueue.worker")
 
-# Jobs that cannot be read have failed after this time, as a rule, in seconds.
+# Seconds after which jobs that cannot be read have usually failed.
 _FAILED_BY_THEN = 1.0
 
 # Slots that hand-offs have filled for this time, in seconds, are full: the worker is no longer idle.
@@ -33,8 +33,8 @@ _ARRIVED_WITHIN = 1.0
 class Intake:
     """Holds what comes in, and gives it to the runner, or back.
 
-    `jobs_wait` is true when the last claim came back full; `claimed_at` is the monotonic time of the last answer.
-    `leaves_idle`: producers are to look for another worker; the claiming loop lowers it.
+    `jobs_wait`: the last claim returned as many jobs as it asked for. `claimed_at`: the monotonic time of the last
+    answer. `leaves_idle`: producers are to look for another worker; the claiming loop resets it.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Intake:
         self._state.wake.set()
 
     def leave_idle(self) -> None:
-        """Let producers look for another worker, until this one runs dry again."""
+        """Let producers look for another worker until this one runs out of jobs again."""
         self.leaves_idle = True
         self._state.rouse()
 

@@ -65,7 +65,7 @@ class Leases:
         for held in list(self._holding.held.values()):
             if (
                 held.stop is None
-                # It ended and waits to be stored: there is nothing to stop, and the fence decides.
+                # The attempt has ended and waits to be stored: there is nothing to stop, and the fence decides.
                 and held.ended is None
                 and now > held.deadline
                 and now > self._frozen_until(held)

@@ -1,16 +1,17 @@
-"""How many commits stand at NOTIFY's lock, which is one for the whole cluster and held while they are flushed.
+"""How many commits wait for NOTIFY's lock, which exists once in a cluster and is held while they are flushed.
 
 A notification carries the time of its commit, so its delay is the time that its commit took, the wait for the lock
-included. Rate times delay is how many commits stand in that path on average (Little's law). One alone, however fast it
-commits, delays no other. So a worker leaves "idle" only where others wait: with commits of 10 ms at some hundred a
-second, and not where a disk commits in a millisecond.
+included. The rate times the delay is how many commits are in that path on average (Little's law). A single one, however
+fast it commits, delays no other. So a worker leaves "idle" only if others wait: with commits of 10 ms at about a
+hundred per second, and not on a disk that commits in a millisecond.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-# More commits than this stand there: leave idle. Stay awake while more than this would, if they all notified.
+# If more commits than this wait, the worker leaves idle; it stays awake while more than this would wait if all
+# notified.
 _LEAVE = 1.5
 _STAY = 1.0
 
@@ -30,7 +31,7 @@ _LONGEST_PAUSE = 0.05
 
 
 class NotifyLoad:
-    """What notifications tell about the commits that sent them. Times are monotonic, in seconds."""
+    """What notifications show about the commits that sent them. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[float, float]] = deque()

@@ -23,7 +23,7 @@ _REMIND = 60.0
 
 
 class Reporter:
-    """Reports ends with two loops: large ones go apart, for the others would wait for them."""
+    """Reports ends in two loops: large ones go separately, so that the others do not wait for them."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reporter:
         self._warned: dict[str, float] = {}
 
     async def report_forever(self) -> None:
-        """Report ends, and claim along with them while jobs wait."""
+        """Report ends, and claim in the same statement while jobs wait."""
         while True:
             await self._outbox.came.wait()
             self._outbox.came.clear()

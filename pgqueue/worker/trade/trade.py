@@ -1,4 +1,4 @@
-"""Trade ends of jobs for new ones: what goes along in one statement, and what its reply means."""
+"""Exchange ends of jobs for new jobs: what one statement contains, and what its reply means."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HANDLERS_END = 0.004
 # Seconds by which a report of ends lets a poll of the same time begin first.
 _AFTER_CLAIM = 0.0002
 
-# An end that the server did not take so often, while it answered others, is stored as a failure; and how long such an
+# After this many refusals by a server that answers other calls, an end is stored as a failure; and how long such an
 # answer may take, in seconds.
 _TRIES = 3
 _ANSWERS_WITHIN = 5.0
@@ -43,8 +43,8 @@ _ANSWERS_WITHIN = 5.0
 class Trade:
     """Performs exchanges, acts on what became of ended jobs, and gives new ones to the intake.
 
-    Two loops decide when: `Claimer`, for there is room for jobs, and `Reporter`, for ends wait. `keeping` is a
-    connection that waits for neither.
+    Two loops decide when: `Claimer`, if there are free slots, and `Reporter`, if ends wait. `keeping` is a connection
+    that waits for neither.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Trade:
                     return await self.exchange(link, max_jobs, batch, patient=patient)
                 raise
             if max_jobs:
-                # Perhaps it is the claim that was refused: that says nothing about the ends.
+                # The claim may have been refused, which says nothing about the ends.
                 self._exchange.go_apart(one_line(refusal))
                 return await self.exchange(link, 0, batch)
             await self._report_apart(link, batch, refusal)
@@ -158,7 +158,7 @@ class Trade:
                     self._tell.failed(held, row.outcome, row.note)
 
     def settle_own(self, held: Held) -> None:
-        """Its handler has ended this job itself, in its own transaction."""
+        """The handler has ended this job in its own transaction."""
         self._holding.remove(held)
         if held.ended is End.SUSPENDED:
             self._tell.suspended(held)

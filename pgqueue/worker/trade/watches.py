@@ -1,4 +1,4 @@
-"""Watch what this worker holds: jobs that others could start, timeouts that passed."""
+"""Watch the jobs that this worker holds: jobs that others could start, and timeouts that passed."""
 
 from __future__ import annotations
 
