@@ -1,7 +1,7 @@
 """The pytest plugin of pgqueue: fixtures that bring a database with the queue in it. See docs/how-to/testing.md.
 
-pytest imports every installed plugin in every run. So this module stands outside of the package, and imports pgqueue
-when the first of its fixtures is asked for.
+pytest imports every installed plugin in every run. So this module is outside of the package, and imports pgqueue when
+the first of its fixtures is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if workerinput is not None:
         config.stash[_DIRECTORY] = Path(workerinput["pgqueue_directory"])
     else:
-        # Only a name: it is made by the first fixture that needs it.
+        # Only the name: the first fixture that needs the database creates it.
         config.stash[_DIRECTORY] = Path(tempfile.gettempdir()) / f"pgqueue-pytest-{uuid.uuid4().hex[:12]}"
 
 
@@ -114,7 +114,7 @@ def pgqueue_connection(pgqueue_database: Database) -> Iterator[psycopg.Connectio
 
 @pytest.fixture
 def pgqueue_clock(pgqueue_connection: psycopg.Connection) -> Clock:
-    """The queue's clock as `pgqueue_connection` sees it. What a test makes of it is rolled back."""
+    """The queue's clock as `pgqueue_connection` sees it. The moves of a test are rolled back."""
     from pgqueue.testing import Clock  # noqa: PLC0415
 
     return Clock(pgqueue_connection)

@@ -1,4 +1,4 @@
-"""What annotations say: which values JSON keeps as they are, and which have to be converted."""
+"""Find out from annotations which values JSON keeps as they are, and which must be converted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that a handler forks inherits: none of the worker's signal handlers, and none of its sockets.
+"""Keep a process that a handler forks from inheriting the signal handlers and the sockets of the worker.
 
 `multiprocessing` forks on Linux. A child that took the worker's signals could not be terminated. One that outlives its
 worker would keep the sessions of the worker open, so that the server took it for alive, and its port.
@@ -30,12 +30,12 @@ class HasFileno(Protocol):
 
 
 def keep_signal(number: signal.Signals) -> None:
-    """In a child this signal does again what it does by default."""
+    """Restore the default action of this signal in a child."""
     _signals.add(number)
 
 
 def forget_signals() -> None:
-    """From now on a child keeps the handlers that this process has."""
+    """Let children keep the handlers of this process from now on."""
     _signals.clear()
 
 

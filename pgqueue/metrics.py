@@ -20,32 +20,32 @@ _OF_WORKERS = {
     "running": ("gauge", "Handlers that run."),
     "free": ("gauge", "Slots that are free."),
     "buffered": ("gauge", "Jobs reserved and not started."),
-    "concurrency": ("gauge", "Handlers that may run at a time."),
+    "concurrency": ("gauge", "Handlers that may run at the same time."),
     "succeeded": ("counter", "Jobs that succeeded."),
     "failed": ("counter", "Attempts that failed."),
     "memory": ("gauge", "Resident memory in bytes."),
     "memory_limit": ("gauge", "How many bytes its process may hold: --max-memory, or of its container or machine."),
     "uptime": ("gauge", "Seconds since the start."),
-    "outage": ("gauge", "Seconds since the database cannot be used."),
-    "ready": ("gauge", "1 when it reserves jobs."),
+    "outage": ("gauge", "Seconds since the database became unusable."),
+    "ready": ("gauge", "1 while it reserves jobs."),
 }
 
 OF_DATABASE = {
     "pgqueue_queue_jobs": "Jobs of a queue by state; due: waiting or failed, and may start now; scheduled: not yet.",
     "pgqueue_queue_counted_age_seconds": (
-        "Age of the numbers of a queue of more than 10,000 jobs, 10 minutes at most; others are of the last sample."
+        "Age of the numbers of a queue of more than 10,000 jobs, at most 10 minutes; others are of the last sample."
     ),
     "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
     "pgqueue_queue_stuck_seconds": (
         "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"
         " 0 while the queue is paused."
     ),
-    "pgqueue_queue_late_seconds": "How long the oldest job of a late queue waits, by cause as why_late().",
-    "pgqueue_queue_oldest_attempt_seconds": "How long the oldest attempt of a queue runs that has not ended.",
+    "pgqueue_queue_late_seconds": "How long the oldest job of a late queue has waited, by cause: see why_late().",
+    "pgqueue_queue_oldest_attempt_seconds": "How long the oldest running attempt of a queue has run.",
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
     "pgqueue_workers": "Living workers that claim from a queue.",
-    "pgqueue_limit_executing": "Jobs that a limit counts.",
+    "pgqueue_limit_executing": "Executing jobs under a limit.",
     "pgqueue_limit_parked": "Jobs that wait for a limit.",
     "pgqueue_schedule_lag_seconds": "Seconds since a schedule was due and has not run.",
     "pgqueue_task_info": "1 for each task, with its queue and its owner.",
@@ -56,8 +56,8 @@ OF_DATABASE = {
     "pgqueue_partitions_overdue": "Partitions of history that should be dropped.",
     "pgqueue_dead_tuples": "Dead rows of a table.",
     "pgqueue_oldest_xmin_age_seconds": "Age of the oldest transaction that holds back vacuum.",
-    "pgqueue_notify_queue_usage_ratio": "Used part of the queue of notifications.",
-    "pgqueue_database_up": "1 while a database can be read; where several are.",
+    "pgqueue_notify_queue_usage_ratio": "The used fraction of the queue of notifications.",
+    "pgqueue_database_up": "1 while a database can be read; only with several databases.",
 }
 
 
@@ -141,7 +141,7 @@ def of_workers(status: Mapping[str, Any], ended: Sequence[Entry]) -> Iterator[An
 
 
 def _of_which(workers: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
-    """Return where a number is taken from: of each database where it is told apart, so that no sum has it twice."""
+    """Return the sources of a number: each database if it is counted for each, so that no sum has it twice."""
     found = []
     for each in workers:
         is_told_apart = any(name in database for database in each.get("databases", ()))

@@ -26,7 +26,7 @@ from pgqueue.db.json import first_foreign
 
 
 class Misfit(ValueError):
-    """A value does not fit: where, and why. Without the value, which may be secret."""
+    """A value does not fit: where, and why. The value itself, which may be secret, is left out."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class Misfit(ValueError):
 
 
 class Form:
-    """How values of one annotation are written. This one: of any, as they are.
+    """How values of one annotation are written. This class is for any value, which is written as it is.
 
     `check` takes a Python value, or its JSON form, and returns the Python value; `write` makes JSON of that, and `read`
     the value again. The schema is JSON Schema.
@@ -68,7 +68,7 @@ class Form:
 
 
 class Record(Form):
-    """An object with fields, each by its annotation. `make` makes the value of the fields, `parts` gives them again."""
+    """An object with fields, each by its annotation. `make` makes the value from the fields, `parts` returns them."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class _Union(Form):
         return self.take(value, operator.attrgetter("check")) if form is None else form.check(value)
 
     def take(self, value: Any, of: Callable[[Form], Callable[[Any], Any]]) -> Any:
-        """See Form. A text may be of any of them: the first whose it can be."""
+        """See Form. A text may fit several of them: the first one counts."""
         for _, each in self._arms:
             try:
                 return of(each)(value)

@@ -64,7 +64,7 @@ Where = Annotated[
     ),
 ]
 Limit = Annotated[int, Field(ge=1, le=200, description="The most jobs to return.")]
-After = Annotated[str | None, Field(description="The field next of the answer before, for the jobs after those.")]
+After = Annotated[str | None, Field(description="The field next of the previous answer, for the jobs after those.")]
 
 
 @dataclass(frozen=True, slots=True)

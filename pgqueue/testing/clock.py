@@ -92,7 +92,7 @@ class Clock:
             if ahead:
                 self.advance(ahead)
         except Exception as error:
-            # An error in the block has failed the transaction: its rollback restores the clock.
+            # An error in the block has aborted the transaction, whose rollback restores the clock.
             if drivers.sqlstate_of(error) != "25P02":
                 raise
 

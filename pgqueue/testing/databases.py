@@ -112,7 +112,7 @@ class Databases:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process of the run at a time: it makes what the others, which wait here, then find."""
+        """Let one process of the run at a time in: it creates what the others, which wait here, then find."""
         self._conn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [self._run_id])
         try:
             yield

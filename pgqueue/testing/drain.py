@@ -96,8 +96,8 @@ def drain(
     rules. `job.transaction()` yields this connection. The test rolls back, and nothing has happened. On a connection
     that is not in a transaction each step is committed.
 
-    What a handler has written up to a step stays once the step is stored, also if the handler fails then. Sleeps, and
-    waits with a timeout, end with scheduled=True; `emit_event` on this connection gives an event.
+    Once a step is stored, the writes of the handler up to it are kept, even if the handler fails later. Sleeps, and
+    waits with a timeout, end with scheduled=True; `emit_event` on this connection provides an event.
 
     queue         only this queue, or these
     limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself forever
@@ -192,7 +192,7 @@ class _Drain:
         )
         self._attempts.on_event = self._tell
         self._newest = _ANY_ID
-        # Reserved, and to be given back at the end.
+        # Reserved jobs that are given back at the end.
         self._skipped: list[Held] = []
         self._runs: Counter[str] = Counter()
 
@@ -346,7 +346,7 @@ class _SyncSavepoint:
     def __init__(self, door: Door, given: Any) -> None:
         self.connection = door.connection if given is None else given
         self._door = door
-        # What the handler brings has a savepoint, or transaction, of its own.
+        # A connection that the handler gives has a separate savepoint or transaction.
         self._block = (door if given is None else door_to(given)).block()
 
     def begin(self) -> None:

@@ -22,7 +22,7 @@ from pgqueue import verdict
 from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
-from pgqueue.logs import one_line, printable
+from pgqueue.logs import how_many, one_line, printable
 from pgqueue.search import ORDERS, parse
 
 Row = Sequence[object]
@@ -233,7 +233,7 @@ class Top(App[None]):
 
         def act(is_sure: bool | None) -> None:
             if is_sure:
-                self._do(database, call, lambda chunk: f"{action}: {chunk.changed} job changed")
+                self._do(database, call, lambda chunk: f"{action}: {how_many(chunk.changed, 'job')} changed")
 
         if action in ("kill", "delete"):
             self.push_screen(Ask(f"{action} job {job_id}?"), act)
@@ -304,7 +304,7 @@ class Top(App[None]):
         return answer
 
     def _connect(self, database: str) -> psycopg.Connection[Any]:
-        # The others are not to wait long for one that does not answer.
+        # The other databases must not wait long for one that does not answer.
         wait: dict[str, Any] = {"connect_timeout": 5} if len(self._dsns) > 1 else {}
         return psycopg.connect(self._dsns[database], autocommit=True, fallback_application_name="pgqueue top", **wait)
 
@@ -335,7 +335,7 @@ class Top(App[None]):
         if len(self._dsns) > 1:
             numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
         shown = "   ".join(f"{name} {value}" for name, value in numbers.items())
-        # Not where the answers to keys stand.
+        # Not in the line of the answers to keys.
         self._static("numbers").update(Text("\n".join([shown, *map(printable, trouble)])))
         table = self._table(tab)
         self._shown[tab] = rows

@@ -321,7 +321,7 @@ def _decoded(context: Context, job: Any) -> str:
         # Numbers that Python cannot hold exactly stay as they are stored.
         return stored if decoded == job["args"] else json.dumps(decoded, ensure_ascii=False)
     except Exception as error:
-        # A key that is gone, or a codec with a mistake: the page is needed now more than ever.
+        # The key is gone, or the codec has an error: then the page is needed most.
         log.warning("args of job %s cannot be decoded: %s", job["id"], type(error).__name__)
         return stored
 
@@ -339,7 +339,7 @@ def _by_attempt(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any
 
 
 def _level(job: dict[str, Any], now: float) -> str:
-    """Return how bad the state of a job is: dead, or late, or as it should be."""
+    """Return the severity of the state of a job: dead, late, or fine."""
     if job["state"] == "dead":
         return "critical"
     is_due = job["state"] in ("waiting", "failed") and job["due_at"]
@@ -347,7 +347,7 @@ def _level(job: dict[str, Any], now: float) -> str:
 
 
 async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the group of the dead jobs that died of the same error."""
+    """Return the group of dead jobs with the same error."""
     if job["state"] != "dead" or not errors:
         return None
     reading = context.database.shared(("dead", None), 60.0, lambda: observe.dead_groups(None))

@@ -28,7 +28,7 @@ _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?:
 SPARK = (120, 30)
 SPARK_SECONDS = 3600
 
-# A queue with fewer jobs than this does not fill its sparkline: what is calm looks calm.
+# A queue with fewer jobs than this does not fill its sparkline, so a calm queue looks calm.
 _LEAST = 50
 
 # Names longer than this are cut on lists; a name is at most 512 bytes, a message may be a megabyte.
@@ -219,7 +219,7 @@ def clock(epoch: float) -> str:
 
 
 def ago(value: str | None, now: float) -> Markup:
-    """Write how long ago an instant is, or in how long it will be."""
+    """Write how long ago an instant was, or how long until it comes."""
     if not value or value in ("infinity", "-infinity"):
         return Markup("–")
     found = datetime.fromisoformat(value)
@@ -239,7 +239,7 @@ def lasting(value: str | None, now: float) -> Markup:
 
 
 def with_times(value: object) -> Markup:
-    """Write a text of the database's with its instants to the second; the browser shows them in the reader's zone."""
+    """Write a text of the database with instants to the second; the browser shows them in the zone of the reader."""
     found = Markup()
     rest = text(value)
     while match := _INSTANT.search(rest):
@@ -356,7 +356,7 @@ def line(at: Sequence[float], values: Sequence[float], limit: float | None = Non
 def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     width, height = SPARK
     highest, until = max(value for _, value in values), values[-1][0]
-    # One unit of room, so that no line is cut at the edges.
+    # One unit of margin, so that no line is cut at the edges.
     points = [
         (
             round(1 + (width - 2) * (1 - min(until - at, SPARK_SECONDS) / SPARK_SECONDS), 1),

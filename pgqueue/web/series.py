@@ -1,4 +1,4 @@
-"""What samples tell over time: rates, percentiles, and the points of plots."""
+"""Rates, percentiles and the points of plots, from samples over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.worker.tell.counts import BOUNDS
 # Times that plots show, in seconds, with their names.
 RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
-# How a job leaves the queue for good.
+# The outcomes by which a job leaves the queue for good.
 _GONE = ("succeeded", "dead", "cancelled")
 
 
@@ -95,7 +95,7 @@ def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, dict[str, float | None]]:
 
 
 def _rates_of(found: Mapping[float, Sequence[Any]], times: Sequence[float]) -> dict[str, float | None]:
-    # What a sample counts came about since the one before.
+    # A sample counts what has happened since the previous one.
     took = sum(found[at][2] if at in found else 10 for at in times)
     sums: dict[str, float] = {}
     for row in found.values():

@@ -33,8 +33,8 @@ T = TypeVar("T")
 def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
     """Return the pages of several databases as an ASGI app. `databases`: DSNs by the names to show.
 
-    / lists them, /db/NAME is the dashboard of one, /metrics has the label `database`. One that cannot be read is
-    listed as such, and keeps no other from being shown.
+    / lists them, /db/NAME is the dashboard of one, /metrics has the label `database`. A database that cannot be read is
+    listed as such, and the others are shown.
     """
     slugs = _slugs(databases)
     found = {name: PageDatabase(dsn) for name, dsn in databases.items()}

@@ -1,4 +1,4 @@
-"""What became of a job, by the times that its row has; and what of it no row has."""
+"""The history of a job, by the times in its row, and the parts of it that are not recorded."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def attempts(job: dict[str, Any], errors: Sequence[dict[str, Any]], now: float) 
         )
         due = again
     last = stamp(job["reserved_at"]) if job["reserved_at"] else None
-    # Rows of before do not say when a failed attempt was claimed: the last claim may be that of the last error.
+    # Older rows do not record when a failed attempt was claimed: the last claim may be that of the last error.
     if last is not None and last >= max((each.until for each in found), default=last):
         end = stamp(job["finished_at"]) if job["finished_at"] else now if job["state"] == "executing" else None
         if end is not None and job["state"] != "dead":
@@ -132,7 +132,7 @@ def life(job: dict[str, Any], tries: Sequence[Attempt], now: float) -> list[Segm
 
 
 def in_words(parts: Sequence[Segment]) -> str:
-    """Return a life in words, for who does not see the bar."""
+    """Return a life in words, for readers who do not see the bar."""
     said = (
         f"{each.words}{'' if each.number is None else f' {each.number}'} for {seconds(each.until - each.since)}"
         for each in parts
@@ -163,7 +163,7 @@ def unrecorded(job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> list[st
     """Return what happened at times that are not recorded, in sentences."""
     found = []
     ended = sum(each.get("class") not in _OF_THE_QUEUE for each in errors)
-    # The last claim is recorded, whatever became of it.
+    # The last claim is recorded, whatever its outcome.
     if job["claims"] > max(ended, 1) + (job["state"] in ("executing", "succeeded") and ended > 0):
         found.append("Only the last of the claims that ended without an error is recorded.")
     if job["losses"]:

@@ -1,4 +1,4 @@
-"""The pages of groups, and what a job has to do with others."""
+"""The pages of groups, and the relatives of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = ("succeeded", "executing", "waiting", "blocked", "failed", "cancelled",
 
 
 async def all_groups(context: Context) -> Response:
-    """Groups, newest first, with what became of their members."""
+    """Groups, newest first, with the states of their members."""
     [rows] = await context.database.read(groups.list_groups(PAGE, context.whole("before")))
     return context.page(
         "groups.html",
@@ -30,7 +30,7 @@ async def all_groups(context: Context) -> Response:
 
 
 async def group(context: Context) -> Response:
-    """One group: how far it is, what it waits for, its members and how they depend on each other."""
+    """One group: its progress, what it waits for, its members, and how they depend on each other."""
     group_id = context.whole("id")
     if group_id is None:
         raise HTTPException(404, "there is no group without an id")

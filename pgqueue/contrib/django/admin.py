@@ -26,7 +26,7 @@ class CountlessPaginator(Paginator):
 
     @property
     def count(self) -> int:
-        """As many rows as can be turned to, or as there are if they are fewer."""
+        """The number of rows that the pages can show, or of all rows if they are fewer."""
         most = self.per_page * _PAGES
         if not hasattr(self, "_count"):
             self._count = len(self.object_list.values_list("pk", flat=True)[:most])
@@ -75,7 +75,7 @@ class ReadOnly(admin.ModelAdmin):
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nothing is deleted here, save by an action."""
+        """Nothing is deleted here, except by an action."""
         return False
 
 

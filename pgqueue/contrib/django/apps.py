@@ -32,7 +32,7 @@ class PgqueueConfig(AppConfig):
 def check_schema(app_configs: Any = None, databases: Any = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check that the schema is the one that this version needs: `manage.py check --database default`.
 
-    A warning, as `manage.py migrate`, which is the remedy, refuses to begin where a check finds an error.
+    It is a warning, because `manage.py migrate`, which corrects it, refuses to begin if a check finds an error.
     """
     from pgqueue.contrib.django.schema import aliases, trouble  # noqa: PLC0415
 

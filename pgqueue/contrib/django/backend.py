@@ -26,14 +26,15 @@ from pgqueue.tasks import CALLED_ELSEWHERE
 
 T = TypeVar("T")
 
-# Registers the check that asks the backends, also where our app, which does so too, is not installed.
+# Registers the check that asks the backends, also if our app, which does the same, is not installed.
 with suppress(ImportError):
     import_module(CHECKS)
 
 _APP = "pgqueue.contrib.django"
 _INSTALL = f"Add {_APP!r} to INSTALLED_APPS"
 
-# Options that are kept under another name: `task.delay(1)` is a call of other queues, and is answered as such.
+# Options that are kept under another name, because `task.delay(1)` is a call that other queues have, with an answer
+# here.
 _KEPT_AS = {"delay": "job_delay"}
 
 # Options of a task that one of its jobs cannot have.
@@ -44,13 +45,14 @@ _OF_TASKS = {"schedule", "aliases", *TaskOptions.__slots__} - JobOptions.__annot
 class PgqueueTask(Task):
     """A task of Django's with options of the queue.
 
-    The first block are options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`. `aliases` are former
-    paths of its function: jobs that were enqueued under them run it too. `schedule` is a cron
-    expression; or the options of `pgqueue.App.schedule` as a mapping, with the expression as "expression"; or a list
-    of these, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
+    The first block of attributes has the options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`.
+    `aliases` are former paths of its function: jobs that were enqueued under them run it, too. `schedule` is a cron
+    expression; or a mapping with the options of `pgqueue.App.schedule`, and the expression as "expression"; or a list
+    of such mappings, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
 
-    The second block are options of one job, and the third are both, for `.using(...)` too: see `pgqueue.enqueue`. In
-    `@task(...)` they are those of every job that is enqueued through the task. `delay` is kept as `job_delay`.
+    The second block has the options of one job, for `.using(...)`: see `pgqueue.enqueue`. In `@task(...)` they apply to
+    every job that is enqueued through the task. The third block has options that are both. `delay` is kept as
+    `job_delay`.
     """
 
     aliases: Sequence[str] = ()
@@ -148,7 +150,7 @@ class PgqueueTask(Task):
         # Zero is Django's default: then the queue, or an operator, may set another.
         own = {"queue": self.queue_name, "priority": self.priority or None, "run_at": run_at}
         given = self._own(JobOptions.__annotations__)
-        # What the task declares is the worker's to apply, for an operator may override it.
+        # The worker applies what the task declares, because an operator may override it.
         changed = {
             name: value
             for name, value in given.items()
@@ -167,7 +169,7 @@ _OPTIONS = frozenset(PgqueueTask.__annotations__) - set(_KEPT_AS.values()) | _KE
 # What Django's tasks have instead of an option.
 _INSTEAD = {
     "bind": "give takes_context=True, and the function receives a context first, with the job as context.job",
-    "ignore_result": "Django reads results, so they are kept; retention_succeeded=0 keeps no row of a job that succeeded",
+    "ignore_result": "Django reads results, so they are kept; with retention_succeeded=0 no row of a succeeded job is",
 }
 
 

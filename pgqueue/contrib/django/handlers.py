@@ -87,7 +87,7 @@ declared: dict[str, Native] = {}
 
 def declare(task: Any) -> None:
     """Have one of Django's tasks run by workers. Raises ConfigError for an unusable option, under the task's name."""
-    # Its own App: nothing is kept of it but the task.
+    # In an App of its own, of which only the task is kept.
     declared.update({path: each for path, each in add(App(), task).items() if path not in declared})
 
 
@@ -104,7 +104,7 @@ def make_app() -> App:
 
 
 def add(app: App, task: Any) -> dict[str, Native]:
-    """Declare one of Django's tasks, and its schedules, in an App. Returns it by its path and by its former ones."""
+    """Declare one of Django's tasks, and its schedules, in an App. Returns it by its path and by its former paths."""
     found = {}
     for path in (task.module_path, *task.aliases):
         found[path] = made_task(Native, path, _handler(task), task.task_options(), app)
@@ -143,7 +143,7 @@ def _handler(task: Any) -> Callable[..., Any]:
         for each in parameters
     ]
     handler.__signature__ = Signature(named)
-    # Where it takes any number by position, arguments have no names, by which types could be found.
+    # If it takes any number by position, arguments have no names by which their types could be found.
     if task.validate or all(each.kind is not Parameter.VAR_POSITIONAL for each in named):
         hints = get_type_hints(task.func, include_extras=True) if task.validate else hints_of(task.func)
         handler.__annotations__ = {each.name: hints[each.name] for each in named if each.name in hints}
@@ -225,7 +225,7 @@ def _died(dead: Dead) -> None:
         try:
             raise TaskFailed(result.errors[0].traceback)
         except TaskFailed as error:
-            # The handler is over. Receivers take its error from here: Django's own writes it to the log.
+            # The handler has ended. Receivers take its error from here; Django's own receiver writes it to the log.
             error.__traceback__ = None
             _finish(result, TaskResultStatus.FAILED)
     finally:
@@ -233,7 +233,7 @@ def _died(dead: Dead) -> None:
 
 
 def _result(task: Any, job: Job, status: Any, errors: list[dict[str, Any]]) -> Any:
-    # Those of the job, which are JSON: the handler's may be of the annotated types.
+    # The arguments of the job, which are JSON; those of the handler may be of the annotated types.
     args, kwargs = call_of(job.args)
     now = timezone.now()
     return TaskResult(

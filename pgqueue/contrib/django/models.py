@@ -92,7 +92,7 @@ class Schedule(_View):
 
 
 class Limit(models.Model):
-    """A limit of what executes, or starts, at a time."""
+    """A limit of how many jobs execute or start at a time."""
 
     target = models.TextField(primary_key=True)
     kind = models.TextField()
