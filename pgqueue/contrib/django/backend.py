@@ -169,7 +169,7 @@ _OPTIONS = frozenset(PgqueueTask.__annotations__) - set(_KEPT_AS.values()) | _KE
 # What Django's tasks have instead of an option.
 _INSTEAD = {
     "bind": "give takes_context=True, and the function receives a context first, with the job as context.job",
-    "ignore_result": "Django reads results, so they are kept; with retention_succeeded=0 no row of a succeeded job is",
+    "ignore_result": "Django reads results, so they are kept; retention_succeeded=0 keeps no succeeded job",
 }
 
 

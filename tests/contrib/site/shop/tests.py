@@ -169,7 +169,7 @@ class EnqueueTest(TestCase):
             ("countdown", "a task has no option 'countdown': here it is delay"),
             ("eta", "it is an option of a job, as in task.using(run_after=...).enqueue(...)"),
             ("bind", "give takes_context=True, and the function receives a context first"),
-            ("ignore_result", "with retention_succeeded=0 no row"),
+            ("ignore_result", "retention_succeeded=0 keeps no succeeded job"),
             ("autoretry_for", "every exception is retried, except those that discard_on names"),
             ("rate_limit", "set_limit() sets it: pgqueue limits set"),
         ):
