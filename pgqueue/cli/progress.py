@@ -1,4 +1,4 @@
-"""One line on stderr that shows how far a command has come; nothing where that is no terminal."""
+"""One line on stderr that shows the progress of a command; nothing if stderr is not a terminal."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _run(program: str, dsn: str, arguments: list[str]) -> int:
     if password is not None:
         # Not on a command line, which every user of the machine can read.
         environment["PGPASSWORD"] = str(password)
-    # Errors of the queue come from nested functions: the lines of CONTEXT name none of the user's.
+    # Errors of the queue come from nested functions, and the lines of CONTEXT name none of the user's.
     database = [f"--dbname={make_conninfo('', **parts)}"] if parts else []
     command = [program, "--set=SHOW_CONTEXT=never", *database, *arguments]
     # Ctrl-C in the terminal is for psql, which cancels a query and continues; it sets its own handler.

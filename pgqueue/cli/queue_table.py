@@ -13,7 +13,7 @@ _NUMBERS = ("ready", "later", "blocked", "executing", "live", "failed", "dead", 
 
 
 def show(stats: Mapping[str, Any]) -> None:
-    """Print the numbers of each queue and of all, and what they mean."""
+    """Print the numbers of each queue and of all queues, with a legend."""
     table = Table(("queue", *_NUMBERS), "Queues", right=frozenset(_NUMBERS), cut=frozenset({"queue"}))
     for each in [*stats["queues"], {"queue": "total", **stats["total"]}]:
         name = f"{each['queue']} (paused)" if each.get("paused_at") else each["queue"]

@@ -57,9 +57,9 @@ def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> 
 @app.command(name="set")
 def set_queue(
     queue: QueueName,
-    priority: Annotated[int | None, typer.Option(help="Of jobs without one: -100 to 100.")] = None,
-    weight: Annotated[int | None, typer.Option(help="Its share of a worker without weights of its own.")] = None,
-    retry_budget: Annotated[int | None, typer.Option(help="Retries that may start in a second.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority of jobs without one: -100 to 100.")] = None,
+    weight: Annotated[int | None, typer.Option(help="Its share in claims of workers without weights.")] = None,
+    retry_budget: Annotated[int | None, typer.Option(help="How many retries may start in one second.")] = None,
     retention_succeeded: Retention = None,
     retention_cancelled: Retention = None,
     retention_dead: Retention = None,

@@ -27,7 +27,7 @@ from pgqueue.testing import Drained, drain, drain_async
 
 app = commands()
 
-# No worker serves it: the job is not committed before it has ended.
+# A queue that no worker serves; the job is not committed before it has ended.
 _QUEUE = "pgqueue-run"
 
 
@@ -61,7 +61,7 @@ def run(
         here = own_dsn(found_dsn, "pgqueue run")
         one = found.using(queue=_QUEUE, max_attempts=1)
         given = parse_object(args, "ARGS")
-        # An async handler takes async connections alone, a plain one the others.
+        # An async handler takes only async connections, a plain one only others.
         if found.is_async:
             job_id, ended = asyncio.run(_run_async(one, given, tasks, here))
         else:
@@ -90,7 +90,7 @@ async def _run_async(call: TaskCall[Any], args: dict[str, Any], tasks: App, dsn:
 
 
 def _check(done: Drained) -> None:
-    """Show the error of a handler, and exit: what leaves the block of a connection rolls back."""
+    """Show the error of a handler, and exit: leaving the block of the connection rolls back."""
     for error in done.errors:
         traceback.print_exception(error, file=sys.stderr)
     if done.errors or done.dead:
@@ -99,7 +99,7 @@ def _check(done: Drained) -> None:
 
 
 def _find(tasks: App, module: str, name: str) -> Task[Any, Any]:
-    """Return the task that stands under this name in the module, or is called so."""
+    """Return the task that has this name in the module, or as a task."""
     there = getattr(sys.modules[module], name, None)
     if isinstance(there, Task):
         return there

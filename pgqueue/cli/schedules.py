@@ -70,7 +70,7 @@ def add_schedule(
     cron: Annotated[str | None, typer.Option(help="A cron expression: '30 2 * * *'.")] = None,
     every: Annotated[str | None, typer.Option(help="Or an interval: '90 s'.")] = None,
     timezone: Annotated[
-        str | None, typer.Option(help="The zone of the expression: Europe/Berlin; default: UTC.")
+        str | None, typer.Option(help="The time zone of the expression: Europe/Berlin; default: UTC.")
     ] = None,
     catch_up: Annotated[
         str | None, typer.Option(help="Which missed runs are made up for: last (the default), skip or all.")
@@ -81,7 +81,7 @@ def add_schedule(
     queue: Annotated[
         str | None, typer.Option("--queue", "-q", help="Queue; default: the task's.", autocompletion=queues)
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="Of its jobs: -100 to 100.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority of its jobs: -100 to 100.")] = None,
     create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,

@@ -23,7 +23,7 @@ app = commands()
 def status(again: Watch = False, as_json: AsJson = False, dsn: Dsns = None) -> None:
     """Show queues, workers and maintenance.
 
-    With --dsn given more than once, of all these databases; it ends with 1 when one of them cannot be read.
+    If --dsn is given more than once, it shows all these databases, and exits with 1 if one of them cannot be read.
     """
     if dsn is not None and len(dsn) > 1:
         _several(dsn, again, as_json)

@@ -102,8 +102,8 @@ def running(
 ) -> Iterator[str]:
     """Use the server of a directory for the length of a `with` block; yields its DSN. Else as `start`.
 
-    `keep`: seconds for which the server goes on without a user after this block, for the next one to find it running;
-    an hour at most. Zero ends what others have asked for.
+    `keep`: seconds for which the server keeps running without a user after this block, so that the next user finds it;
+    at most an hour. Zero cancels what others have asked for.
 
     with embedded.running(Path("/tmp/try")) as dsn:
         psycopg.connect(dsn)

@@ -1,4 +1,4 @@
-"""Shards: databases with a queue each, whose ids tell which one it is, and the SQL of a PL/Proxy database before them.
+"""Shards: databases with one queue each, whose ids show the shard, and the SQL of a PL/Proxy database before them.
 
 An id of shard 2 is (2 << 44) and up: 2**44 jobs a shard, and 512 shards below 2**53, where JavaScript ends. Shard 0
 has the ids of a queue alone, so that one becomes the first of several as it is.
@@ -56,12 +56,12 @@ _SEQUENCE = "pg_get_serial_sequence('pgqueue.jobs', 'id')"
 
 
 def set_shard(dsn: str, shard: int) -> None:
-    """Have the jobs of this database get ids of a shard. ConfigError when it has jobs of another one."""
+    """Let the jobs of this database get ids of a shard. ConfigError if it has jobs of another one."""
     if not 0 <= shard < MOST:
         raise ConfigError(f"--shard is {shard}", hint=f"give a number from 0 to {MOST - 1}")
     low, high = (shard << BITS) + 1, ((shard + 1) << BITS) - 1
     with psycopg.connect(own_dsn(dsn)) as conn:
-        # Until the end: no id of the old range may be taken meanwhile.
+        # Held until the end, because no id of the old range may be taken meanwhile.
         conn.execute("lock table pgqueue.jobs in share row exclusive mode")
         name, last, is_called = _sequence(conn)
         if low <= last <= high:
@@ -156,7 +156,7 @@ def _servers(conn: psycopg.Connection[tuple[object, ...]], dsns: Sequence[str]) 
         "drop server if exists pgqueue cascade;\n"
         f"create server pgqueue foreign data wrapper plproxy options (\n    {options}\n);\n"
         f"create user mapping for public server pgqueue{given};\n"
-        # New ones only at the first time: what was moved stays.
+        # Only the first time: buckets that were moved stay.
         "insert into pgqueue_proxy.buckets (bucket, shard)\n"
         f"select g, g % {len(dsns)} from generate_series(0, 1023) g\n"
         "on conflict do nothing;\n"

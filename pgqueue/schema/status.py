@@ -21,7 +21,7 @@ Installed = tuple[str | None, str | None, str | None, str | None]
 LAST_BEFORE, FIRST = "0021", "0001"
 LAST_COMMIT = "dc22b14"
 
-# What version() said until then; before that it said nothing.
+# The value that version() returned until then; before that it returned none.
 _OLDEST_BEFORE = ("0008", None)
 
 
@@ -96,7 +96,7 @@ class Status:
 
 
 def problems(installed: Installed | None) -> list[dict[str, str]]:
-    """Return what makes a database unusable for this package, as a finding of `pgqueue doctor`: one, or none."""
+    """Return why a database is unusable for this package, as a list with one finding of `pgqueue doctor`, or none."""
     refusal = Status.of(installed).refusal("this database")
     if refusal is None:
         return []
@@ -121,7 +121,7 @@ def status(dsn: str) -> Status:
 def read_status(connection: psycopg.Connection[tuple[Any, ...]]) -> Status:
     """Read the revision of the database of a connection, in its current transaction.
 
-    Raises AccessDenied when the role may not know. Any role with a grant may, and the owner.
+    Raises AccessDenied if the role may not read it. Every role with a grant may, and the owner.
     """
     installed: Installed = (None, None, None, None)
     is_before = None

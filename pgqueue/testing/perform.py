@@ -215,5 +215,5 @@ def _row(task: Task[Any, Any], written: str, given: Given) -> JobRow:
 
 
 def _timeout(task: Task[Any, Any]) -> timedelta | None:
-    # A text is PostgreSQL's to read.
+    # PostgreSQL reads a text.
     return task.options.timeout if isinstance(task.options.timeout, timedelta) else None

@@ -15,7 +15,7 @@ from pgqueue.worker.hold.held import End, Held
 
 
 class StepDoor:
-    """Runs attempts, each in a savepoint that a stored step ends: what stands before it is kept, as by a commit.
+    """Runs attempts, each in a savepoint that a stored step ends: the writes before it are kept, as by a commit.
 
     `crash_after`: steps after which an attempt ends as if its worker had crashed, once for each.
     """
@@ -61,7 +61,7 @@ class StepDoor:
         return stepped(self._ask(call))
 
     def stored(self, step: str) -> None:
-        """A step is stored: crash here, if that is wanted."""
+        """Crash here, after a step was stored, if the test asks for that."""
         if step in self._crash_after:
             self._crash_after.discard(step)
             self._crashed = True
@@ -88,7 +88,7 @@ class StepDoor:
 
 
 class _Undone(Exception):
-    """Given to a savepoint, to undo what it holds."""
+    """Raised in a savepoint to undo its writes."""
 
 
 class _Crash(BaseException):

@@ -43,7 +43,7 @@ class Worker:
         self._raise_errors = raise_errors
         self._wait_for_start = wait_for_start
         self._seen: set[int] = set()
-        # Opened by the first `until`: most of what a test waits for it sees on its own connection.
+        # Opened by the first `until`, because a test sees most facts on its own connection.
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._formatter = app.error_formatter
         # Not as long as by default: a test that fails leaves handlers behind.

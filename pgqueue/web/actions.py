@@ -179,7 +179,7 @@ async def _ask_for_all(context: Context, action: str, line: str, changes: Mappin
         jobs=rows,
         count=len(found.ids),
         is_more=found.next is not None,
-        # Where the search was cut before it found one, all that fit are older than where it stopped.
+        # If the search was cut before it found a job, all matching jobs are older than where it stopped.
         upto=max(found.ids, default=found.next),
         must_type=len(found.ids) > FREELY or found.next is not None,
         cap=COUNTED,
@@ -205,7 +205,7 @@ async def queue(context: Context) -> Response:
             if one(form, "typed") != name:
                 return context.page("purge.html", name=name, wrong="typed" in form)
             chunk = await change(context, operate.bulk("purge", {"queue": name}, 10_000))
-            more = "; there is more: purge again" if chunk.next_after is not None else ""
+            more = "; there are more: purge again" if chunk.next_after is not None else ""
             return context.go("queue", name=name, said=f"{how_many(chunk.changed, 'job')} deleted{more}")
         case _:
             raise HTTPException(400, "there is no such action")
@@ -244,7 +244,7 @@ async def limit(context: Context) -> Response:
             known = next((each for each in stats["limits"] if (each["kind"], each["target"]) == (kind, target)), None)
             return context.page("drop_limit.html", kind=kind, target=target, limit=known)
         await change(context, operate.drop_limit(kind, target))
-        return context.go("limits", said="the limit is gone")
+        return context.go("limits", said="the limit is removed")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None))
     return context.go("limits", said="the limit applies from now on")

@@ -158,12 +158,12 @@ def pages_of(found: PageDatabase, options: Options) -> Starlette:
 
 
 def static_files() -> Mount:
-    """Return where the files of the pages are."""
+    """Return the directory of the files of the pages."""
     return Mount(f"/static/{__version__}", _Static(directory=Path(__file__).with_name("static")))
 
 
 def guard(options: Options) -> Middleware:
-    """Return what stands before every page."""
+    """Return the prefix of the address of every page."""
     return Middleware(Guard, authorize=options.authorize, hosts=options.allowed_hosts, origin=options.origin)
 
 

@@ -12,8 +12,8 @@ from zlib import crc32
 # A job that runs longer than this many times the usual p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
 
-# As why_late() has it: nothing shorter than a minute runs far too long, and where no job of a task ended within a day,
-# one of five minutes does.
+# As in why_late(): a job that runs for less than a minute is never far too long; if no job of a task ended within a
+# day, one of five minutes is.
 _LEAST, _UNKNOWN = 60.0, 30.0
 
 
@@ -66,7 +66,7 @@ class Cell:
 
 
 def cells(worker: str, running: Iterable[Running], usual: Mapping[str, float], now: float) -> list[Cell]:
-    """Return what a worker runs, the oldest first: so that only the end of the list moves."""
+    """Return the jobs that a worker runs, the oldest first, so that only the end of the list moves."""
     found = [
         Cell(job, each.task, code_of(each.task), hue_of(each.task), age, level_of(age, usual.get(each.task)), bar(age))
         for each in running
@@ -95,7 +95,7 @@ def of_task(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a worker runs of a task: how many jobs, the age of the oldest, its level, and the usual time."""
+    """The jobs of one task that a worker runs: their number, the age and level of the oldest, and the usual time."""
 
     task: str
     code: str
@@ -107,7 +107,7 @@ class Run:
 
 
 def by_task(worker: str, running: Iterable[Running], usual: Mapping[str, float], now: float) -> list[Run]:
-    """Return what a worker runs by task, the most first."""
+    """Return the jobs that a worker runs by task, the most frequent first."""
     sums: dict[str, tuple[int, float]] = {}
     for each in running:
         if each.worker == worker and each.since:
@@ -149,7 +149,7 @@ def is_over(age: float, usual: float | None, times: float = OVERLONG) -> bool:
 def of_worker(
     worker: Mapping[str, Any], running: Iterable[Running], usual: Mapping[str, float], now: float
 ) -> Slots | None:
-    """Return the slots of one worker; None where it has not said how many it has."""
+    """Return the slots of one worker; None if it did not report how many it has."""
     concurrency = slots_of(worker)
     held = [each for each in running if each.worker == worker["worker"]]
     own = sum(len(each.since) for each in held)
@@ -185,7 +185,7 @@ def memory_level(worker: Mapping[str, Any]) -> str:
 
 
 def slots_of(worker: Mapping[str, Any]) -> int | None:
-    """Return how many jobs a worker runs at once, as it said; a client in another language may say anything."""
+    """Return how many jobs a worker says that it runs at once; a client in another language may report anything."""
     info = worker["info"]
     found = info.get("concurrency") if isinstance(info, dict) else None
     return found if isinstance(found, int) and 0 <= found <= 1_000_000 else None

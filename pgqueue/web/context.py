@@ -79,7 +79,7 @@ class Context:
             raise HTTPException(403, f"{self.user.name} may not do this here: {self.why_not(what)}")
 
     def why_not(self, what: str) -> str:
-        """Return why an action is not offered."""
+        """Return why an action is not available."""
         if self.settings.read_only:
             return "the pages are read-only"
         if self.rights.get("standby"):
@@ -124,7 +124,7 @@ class Context:
         return found
 
     async def part(self, name: str, reading: Awaitable[T], otherwise: T) -> T:
-        """Read a part of the page; `otherwise` if its statement takes too long, and the page says what it lacks."""
+        """Read a part of the page; `otherwise` if its statement takes too long: then the page says what it lacks."""
         try:
             return await reading
         except psycopg.errors.QueryCanceled:
@@ -183,7 +183,7 @@ class Context:
         return HTMLResponse(body, status, {"etag": tag, "cache-control": "no-cache, private"})
 
     def _front(self) -> str:
-        """Return where the pages of all databases begin."""
+        """Return the address of the page of all databases."""
         prefix: str = self.prefix
         head, db, slug = prefix.rpartition("/db/")
         return head if db and slug in dict(self.settings.places).values() else prefix
@@ -198,7 +198,7 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
     if isinstance(error, HTTPException):
         return error.status_code, "This is not possible", str(error.detail), ""
     if isinstance(error, InvalidArgument):
-        return 400, "This cannot be asked", error.message, error.hint or ""
+        return 400, "This request is not valid", error.message, error.hint or ""
     if isinstance(error, psycopg.errors.QueryCanceled):
         return (
             504,

@@ -26,8 +26,8 @@ Pool = AsyncConnectionPool[Connection]
 TIMEOUT = 5
 _ACTS_WITHIN = 60
 
-# The pages write intervals in words, and read them in this style. All that they read has an index; of times that depend
-# on the clock the planner expects a third of a table, and would read all samples for those of a minute.
+# The pages write intervals in words, and read them in this style. Everything that they read has an index; for times
+# that depend on the clock the planner expects a third of a table, and would read all samples for those of a minute.
 _READS = (
     f"set local transaction_read_only = on; set local statement_timeout = '{TIMEOUT}s';"
     " set local intervalstyle = 'postgres'; set local enable_seqscan = off; set local jit = off"
@@ -77,7 +77,7 @@ class PageDatabase:
         return shared
 
     async def stats(self) -> dict[str, Any]:
-        """Return the numbers of the queue: of the last sample, or counted, once in 3 s, where none is taken."""
+        """Return the numbers of the queue: from the last sample, or counted, once in 3 s, while none is taken."""
         found = await self.shared("stats", 3.0, observe.stats)
         if found["sampled_at"] is None:
             return found
@@ -92,7 +92,7 @@ class PageDatabase:
         return found
 
     def forget(self) -> None:
-        """Something was changed: the next page shows it."""
+        """Forget the shared answers after a change, so that the next page shows it."""
         self._answers.clear()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A graph of jobs in layers: whatever a job waits for stands to its left. Sizes in pixels."""
+"""A graph of jobs in layers: the jobs for which a job waits are to its left. Sizes are in pixels."""
 
 from __future__ import annotations
 

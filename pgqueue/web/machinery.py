@@ -1,4 +1,4 @@
-"""What sets jobs going: the pages of workers and schedules, and the actions on one, each after a question."""
+"""The pages of workers and schedules, and the actions on them, each after a question."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Action:
     is_danger: bool = False
 
 
-_NOT_ASKED = "nothing was asked: the worker is gone, or was asked already"
+_NOT_ASKED = "nothing was sent: the worker is gone, or was asked already"
 
 OF_WORKERS = {
     "quiet": Action(
@@ -48,7 +48,7 @@ OF_WORKERS = {
         "It reserves jobs again.",
         operate.resume_worker,
         "the worker is asked to continue",
-        "nothing was asked: the worker is gone, or was not asked to be quiet",
+        "nothing was sent: the worker is gone, or was not asked to be quiet",
     ),
     "stop": Action(
         "delete",
@@ -83,7 +83,7 @@ OF_SCHEDULES = {
     "resume": Action(
         "schedule",
         "Resume",
-        "It continues from now. Runs within the pause are not made up for.",
+        "It continues from now on. Runs that were due during the pause are not made up for.",
         operate.resume_schedule,
         "the schedule continues",
         "nothing was changed: it is gone, or was not paused",
@@ -91,7 +91,7 @@ OF_SCHEDULES = {
     "run": Action(
         "schedule",
         "Run now",
-        "It enqueues one job at once, beside its times, also while it is paused or its last job has not ended.",
+        "It enqueues one job at once, in addition to its times, even if it is paused or its last job has not ended.",
         operate.run_schedule_now,
         "a job was enqueued",
         "the schedule no longer exists",
@@ -99,10 +99,10 @@ OF_SCHEDULES = {
     "remove": Action(
         "schedule",
         "Remove",
-        "It enqueues no more jobs; its jobs stay. A worker whose code declares it brings it back at its next start:"
-        " pause it to keep it off.",
+        "It enqueues no more jobs; its jobs stay. A worker whose code declares it adds it again at its next start:"
+        " pause it instead to prevent that.",
         operate.unschedule,
-        "the schedule is gone",
+        "the schedule is removed",
         "the schedule no longer exists",
         is_danger=True,
     ),
@@ -239,7 +239,7 @@ async def _set_schedule(context: Context, form: Form) -> Response:
     reset = [option for option, value in given.items() if not value]
     call = operate.configure_schedule(name, given["expression"] or None, given["timezone"] or None, reset)
     is_changed = await change(context, call)
-    return context.go("schedule", name=name, said="it is set from now on" if is_changed else "it was set so already")
+    return context.go("schedule", name=name, said="it is set from now on" if is_changed else "it was unchanged")
 
 
 async def _act(context: Context, of: str, actions: dict[str, Action], form: Form | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""The overview: who is late and why, the queues in the order of need, and what happens over time."""
+"""The overview: which queue is late and why, the queues in the order of need, and the trends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LATELY = 60
 
 
 async def overview(context: Context) -> Response:
-    """Say whether something is late, and show the queues, the workers, and what jobs die of."""
+    """Show whether something is late, the queues, the workers, and the errors of dead jobs."""
     shared = context.database.shared
     now = context.now()
     stats = await context.database.stats()
@@ -85,6 +85,6 @@ def is_alive(worker: Mapping[str, Any], now: float) -> bool:
 
 
 def _tasks(worker: str, running: Sequence[Running]) -> str:
-    """Return what a worker runs, in words: the most first."""
+    """Return the jobs that a worker runs, in words, the most frequent first."""
     runs = capacity.by_task(worker, running, {}, 0.0)
     return ", ".join(f"{each.task} {each.jobs}" for each in runs[:3]) + (", …" if runs[3:] else "") or "runs nothing"

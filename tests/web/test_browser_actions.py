@@ -67,7 +67,7 @@ def test_a_group_is_cancelled_and_its_members_retried(filled: psycopg.Connection
 
 def test_a_schedule_goes_on_and_is_removed(filled: psycopg.Connection, page: Page) -> None:
     call(filled, "pause_schedule", "nightly")
-    for label, shown, left in [("Resume", "the schedule continues", 1), ("Remove", "the schedule is gone", 0)]:
+    for label, shown, left in [("Resume", "the schedule continues", 1), ("Remove", "the schedule is removed", 0)]:
         page.goto("/schedule?name=nightly")
         page.get_by_role("button", name=f"{label}: nightly").click()
         page.get_by_role("heading", name=f"{label}: schedule nightly?").wait_for()
@@ -88,7 +88,7 @@ def test_a_limit_is_set_and_dropped_on_the_page_of_a_queue(filled: psycopg.Conne
     page.goto("/queue?name=reports")
     page.get_by_role("button", name="Drop the limit…").click()
     page.get_by_role("button", name="Drop", exact=True).click()
-    page.get_by_text("the limit is gone").wait_for()
+    page.get_by_text("the limit is removed").wait_for()
     assert filled.execute(limit.encode()).fetchall() == []
 
 

@@ -33,9 +33,9 @@ def slow(*_: Any) -> Call[Any]:
     ("page", "module", "name", "lacks", "shown", "untrue"),
     [
         ("/", observe, "doctor", "problems that the doctor finds", "TimeoutError", "No problem"),
-        ("/", observe, "dead_groups", "what jobs died of", "reports", "No job is dead"),
+        ("/", observe, "dead_groups", "the errors of dead jobs", "reports", "No job is dead"),
         ("/queues", observe, "trends", "the trends", "reports", "at last"),
-        ("/queue?name=mail", observe, "dead_groups", "what jobs died of", "Purge", "No job of it is dead"),
+        ("/queue?name=mail", observe, "dead_groups", "the errors of dead jobs", "Purge", "No job of it is dead"),
         ("/health", observe, "doctor", "problems that the doctor finds", "Maintenance", "No problem was found"),
         ("/health", observe, "metrics", "the numbers of the server", "Maintenance", "0.0 %"),
         ("/jobs/KEYED", operate, "explain", "why it is in this state", "Timeline", "Others of its state"),

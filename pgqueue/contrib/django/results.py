@@ -49,7 +49,7 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
     args, errors, result = (loaded(text) for text in texts)
     task = _task(path, declared)
     if task is None or not isinstance(args, dict):
-        # A job of the queue, but none of Django's.
+        # A job of the queue that is not a task of Django's.
         raise TaskResultDoesNotExist(result_id)
     task = task.using(queue_name=queue, backend=alias, run_after=run_at if run_at > created_at else None)
     task = task.using(priority=priority)

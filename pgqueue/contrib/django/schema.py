@@ -1,4 +1,4 @@
-"""The queue's schema in Django's databases. Alembic's table in it is the truth; Django's migrations lead there."""
+"""The queue's schema in Django's databases. Alembic's table in it is authoritative; Django's migrations follow it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trouble(alias: str) -> tuple[str, str] | None:
     except psycopg.OperationalError as error:
         return (
             f"The database {alias!r} cannot be asked for the queue's schema: {one_line(error)}",
-            "Start PostgreSQL, or mend this database in the setting DATABASES.",
+            "Start PostgreSQL, or correct this database in the setting DATABASES.",
         )
     except AccessDenied as error:
         return f"The queue's schema in the database {alias!r} cannot be read: {error.message}", f"{error.hint}"
@@ -64,7 +64,7 @@ def trouble(alias: str) -> tuple[str, str] | None:
 
 
 def standing(alias: str) -> Status:
-    """Read where the schema of a database stands."""
+    """Read the status of the schema of a database."""
     return status(dsn_of(alias))
 
 
@@ -78,7 +78,7 @@ def bring_to(alias: str, revision: str) -> None:
 def bring_to_head(alias: str) -> None:
     """Migrate a database to the newest revision, and load the functions of this version."""
     now = standing(alias)
-    # One that a newer version has migrated is left alone.
+    # A database that a newer version has migrated is left alone.
     if not now.current and not now.is_newer:
         _migrate(alias, "head")
 

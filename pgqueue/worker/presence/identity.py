@@ -145,7 +145,7 @@ def _patience(info: Any) -> float:
 
 
 def _is_dead(info: Any) -> bool:
-    """Return whether the worker with this info ran on this machine and has ended. False: unknown here."""
+    """Return whether the worker with this info ran on this machine and has ended. False: not known here."""
     if not isinstance(info, dict) or not _process_table() or info.get("processes_of") != _process_table():
         return False
     if info.get("pid") == os.getpid():

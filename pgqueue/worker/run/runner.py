@@ -346,7 +346,7 @@ class Runner:
     def _not_run(self, held: Held, error: BaseException) -> None:
         """Give a job back after an error around its handler, not in it. Else it would be held forever."""
         if not isinstance(error, NoThread):
-            # That is logged once: it meets every sync job.
+            # This is logged once, because it affects every sync job.
             log.error("%s could not be run and is given back", held, exc_info=error)
         held.error = self.handlers.describe(error)
         held.delay = 10.0
@@ -454,7 +454,7 @@ class Pace:
             self._roll(now)
         self._now += 1
         self._ran += 1
-        # The first few count in full: else ten slow jobs would pass for quick ones.
+        # The first few count in full, because ten slow jobs would look like quick ones.
         self._mean += (seconds - self._mean) / min(self._ran, 16)
 
     def buffer(self) -> int:

@@ -45,7 +45,7 @@ class Slots:
             )
         self._total = total
         self._expected = expected
-        # What a member that is alone has.
+        # The slots of a member that is alone.
         self._given = 0
         self._members: list[Member] = []
 
@@ -70,7 +70,7 @@ class Slots:
         return any(member.wants for member in self._members)
 
     def join(self, member: Member) -> None:
-        """One more database is served."""
+        """Add a database."""
         self._members.append(member)
         self._given = 0
         self._total = max(self._total, len(self._members))

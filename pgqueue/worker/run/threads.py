@@ -118,7 +118,7 @@ class Threads:
                 with self._lock:
                     self._is_waking = False
                     if self._calls or self._closed:
-                        # It came just now, when no thread was idle.
+                        # The call came just now, when no thread was idle.
                         continue
                     self._idle += 1
                 self._wake.acquire()

@@ -58,7 +58,7 @@ class Claimer:
             # Else producers would hand jobs to a worker that stops.
             await self._sleeper.wake_up()
             if self._intake.handoffs.were_offered:
-                # A commit that chose this worker may wait for NOTIFY's lock. That is fair: it comes before this one.
+                # A commit that chose this worker may wait for NOTIFY's lock, and is then before this claim.
                 with suppress(psycopg.Error):
                     await self._links.first.perform(consume.announce("pgqueue_last", ""))
         finally:
@@ -123,7 +123,7 @@ class Claimer:
     async def _stop_if_empty(self, nothing_held: bool) -> None:
         """Stop after some claims in a row that find nothing, with maintenance between them.
 
-        An end may release a child, and that one's group another, each in a later transaction.
+        An end may release a child, and the end of its group another one, each in a later transaction.
         """
         if nothing_held:
             if self._empty_claims == len(_EMPTY_PAUSES):

@@ -1,7 +1,7 @@
 """Failed attempts on which a retry function of the database decides, apart from all other ends.
 
-Such a function may not return, and what is in the same statement waits for it. So `exchange` leaves these attempts
-undecided, and they are reported again from here, task by task, over their own connection.
+Such a function may never return, and everything in the same statement waits for it. So `exchange` leaves these attempts
+undecided, and this module reports them again, task by task, over a separate connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgqueue.worker.trade.trade import Trade
 
 log = logging.getLogger("pgqueue.worker")
 
-# Attempts that one statement decides at most: its rows are locked meanwhile.
+# The most attempts that one statement decides, because their rows are locked meanwhile.
 _BATCH = 20
 
 # A function that was ended is not asked again for this time, in seconds.

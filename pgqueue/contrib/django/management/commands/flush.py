@@ -12,7 +12,7 @@ from pgqueue.contrib.django.schema import aliases, jobs_flush
 
 
 class Command(flush.Command):
-    """Django's own. It empties the tables of managed models, and those of the queue are none."""
+    """Django's command, which empties the tables of managed models; those of the queue are not managed."""
 
     def handle(self, **options: Any) -> None:
         """Empty the tables of both in one transaction, once Django has asked."""
