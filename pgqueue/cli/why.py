@@ -58,7 +58,7 @@ def why(
 
 
 def _waiting(connection: psycopg.Connection[Any]) -> list[dict[str, Any]]:
-    """Return why jobs wait that are not late yet: nobody serves their queue, it is paused, and the like."""
+    """Return why jobs wait that are not late yet: no worker serves their queue, it is paused, and the like."""
     due = [each["queue"] for each in perform(connection, observe.stats())["queues"] if each["due"]]
     found = [each for queue in due[:_QUEUES] for each in perform(connection, observe.why_late(queue))]
     return [each for each in found if each["cause"] != "on_time"]

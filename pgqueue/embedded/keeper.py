@@ -1,4 +1,4 @@
-"""The embedded server's keeper: create the cluster, run the server, stop it when nobody uses it any more.
+"""The embedded server's keeper: create the cluster, run the server, stop it when it is not used any more.
 
 `server.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
 to start), in its own session. A separate process, because a user of the server that is killed cannot clean up.

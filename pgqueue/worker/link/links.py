@@ -54,7 +54,7 @@ def make_links(
     return Links(
         Link(dsn, outage, on_connect=on_connect_first, within=max(lease / 2, 2.0)),
         Link(dsn, outage, on_connect=on_connect, within=max(lease / 2, 8.0)),
-        # If an outage lasts as long as a lease, pauses of ours must not prolong it until the leases are lost.
+        # If an outage lasts as long as a lease, pauses of ours must not extend it until the leases are lost.
         Link(dsn, outage, longest_pause=min(lease / 6, LONGEST_PAUSE), within=max(lease / 3, 1.0)),
         Link(dsn, outage, within=ANSWER_WITHIN, ends_after=ASK_WITHIN),
     )

@@ -1,4 +1,4 @@
--- What explain() says of a job whose task no worker knows, or no living one. A worker declares each task that it knows, and
+-- What explain() reports about a job whose task no worker knows, or no living one. A worker declares each task that it knows, and
 -- reports which ones it has. If no task was ever declared, workers do neither.
 
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
