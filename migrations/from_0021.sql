@@ -47,7 +47,7 @@ comment on column pgqueue.samples.oldest_stuck_at is
 comment on column pgqueue.jobs.errors is
     'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at (when it failed) and retry_at; and policy_error, if the rule that decides about the retry failed itself.';
 
--- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
+-- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (
     n bigint generated always as identity primary key,
     kind text not null check (kind in ('queue', 'task', 'limit_key')),

@@ -1,5 +1,5 @@
--- The queue: types, tables and indexes. Functions, views and grants stand under sql/ and are loaded after this in the same
--- transaction; sql/README.md introduces them all.
+-- The queue: types, tables and indexes. Functions, views and grants are under sql/ and are loaded after this file, in the
+-- same transaction; sql/README.md introduces them all.
 --
 --   state     job_state
 --   options   settings, queues, tasks, limits, pauses, schedules
@@ -23,7 +23,7 @@ create type pgqueue.job_state as enum (
 comment on type pgqueue.job_state is
     'waiting: due once its time has come. executing: reserved by a worker. failed: to be retried. blocked: it waits for another job or for a limit. Final: succeeded, dead (out of attempts), cancelled.';
 
--- What the owner may set for the whole queue: one row, read by every enqueue, hardly ever written.
+-- Settings of the whole queue, for its owner: one row, read by every enqueue, hardly ever written.
 create table pgqueue.settings (
     one boolean primary key default true check (one),
     max_args_bytes integer not null default 1048576 check (max_args_bytes between 262144 and 200000000),
@@ -211,7 +211,7 @@ comment on column pgqueue.tasks.declared_docs is
     'The address of the documentation of the task, such as a runbook, as declared by the code.';
 comment on column pgqueue.tasks.declared_owner is 'Who is responsible for the task, as declared by the code.';
 
--- Limits, by count of what executes and by rate of starts.
+-- Limits, by the number of executing jobs and by the rate of starts.
 create table pgqueue.limits (
     kind text not null check (kind in ('queue', 'task', 'key', 'limit_key')),
     target text collate "C" not null check (octet_length(target) between 1 and 512),
@@ -222,7 +222,7 @@ create table pgqueue.limits (
     check (max_executing is not null or rate is not null),
     check ((rate is null) = (per is null))
 );
--- The limits of all values that begin so are looked up apart from those of one value.
+-- Limits of all values with a common beginning (target*) are looked up separately from those of one value.
 create index limits_prefix on pgqueue.limits (length(target) desc) where kind = 'limit_key' and right(target, 1) = '*';
 comment on table pgqueue.limits is
     'How many jobs may execute at the same time, and start within a time, over the whole fleet. A change takes effect at once.';
@@ -234,7 +234,7 @@ comment on column pgqueue.limits.rate is
     'How many jobs may start in any period of the length per; null: no such limit.';
 comment on column pgqueue.limits.per is 'The length of the period for rate.';
 
--- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
+-- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (
     n bigint generated always as identity primary key,
     kind text not null check (kind in ('queue', 'task', 'limit_key')),
@@ -329,7 +329,7 @@ comment on column pgqueue.schedules.retention is
     'How long history keeps its jobs; null: as the task says, then the queue, then settings.';
 comment on column pgqueue.schedules.spec is 'Private: declared_expression, parsed.';
 
--- Live jobs only. What nearly no job has is null, and costs it nothing.
+-- Live jobs only. Columns that few jobs use are null, and cost the others nothing.
 create table pgqueue.jobs (
     id bigint generated always as identity primary key,
     reservation bigint not null default 0,
@@ -368,7 +368,7 @@ create table pgqueue.jobs (
     started bigint,
     crashed_on text[],
     progress jsonb,
-    -- Where a function would cost more; pgqueue._enqueued_by() says the same.
+    -- An expression, because a function would cost more; pgqueue._enqueued_by() returns the same.
     enqueued_by text default rtrim(session_user || ' ' || current_setting('application_name')),
     depends_on bigint[],
     run_if text,
@@ -379,8 +379,8 @@ create table pgqueue.jobs (
     lane_key text collate "C"
 ) with (
     fillfactor = 85,
-    -- Every row is inserted, updated about once and deleted. Vacuum by absolute numbers, without pauses:
-    -- what it has not yet cleaned, every claim walks.
+    -- Every row is inserted, updated about once and deleted. Vacuum works by absolute numbers and without pauses,
+    -- because every claim walks the dead rows that it has not yet removed.
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_threshold = -1,
@@ -397,8 +397,8 @@ create index jobs_expiry on pgqueue.jobs (expires_at)
 -- Two executing jobs of one key are impossible, whatever the code does. The payloads of one batch count as one job.
 create unique index jobs_key_executing on pgqueue.jobs (key, queue)
     where state = 'executing' and key is not null and (leader is null or leader = id);
--- Who holds a position in a key besides: a job never tried, while its run_at has passed; one that is blocked or was ever
--- reserved, always. Each live row stands in at most one of the three. Jobs without a key pay for none.
+-- The other jobs that hold a position in a key: a job without an attempt, once its run_at has passed; a job that is blocked
+-- or was ever reserved, always. Each live row is in at most one of the three indexes, and jobs without a key in none.
 create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
     where key is not null and state = 'waiting' and reservation = 0;
 -- Fresh payloads of an accumulating task wait for those that failed: which of them are not due yet?
@@ -406,13 +406,13 @@ create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
     where key is not null and state in ('waiting', 'failed') and reservation > 0;
 create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
     where state = 'blocked' and blocked_on is not null;
--- Limits count what executes, and stop at the limit: the index of leases answers that too, for those who have limits.
--- Every index of jobs costs every enqueue, for its sake there is no other. The leases of one claim share their time.
+-- Limits count executing jobs, and stop counting at the limit; the index of leases serves that as well. There is no separate
+-- index, because every index of jobs costs every enqueue. The leases of one claim share their time.
 create index jobs_lease on pgqueue.jobs (lease_expires_at, id, queue, task, limit_key) where state = 'executing';
 -- jobs_key_executing keeps a key from running twice; this finds the one that runs, from an id on.
 create index jobs_key_running on pgqueue.jobs (queue, key, id)
     where state = 'executing' and key is not null and (leader is null or leader = id);
--- A job that waits for others holds no position in its key: it would block those that it waits for.
+-- A job that waits for others holds no position in its key, because it would block the jobs for which it waits.
 create index jobs_key_held on pgqueue.jobs (queue, key, id)
     where key is not null
         and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0))
@@ -421,15 +421,15 @@ create index jobs_key_children on pgqueue.jobs (queue, key, id) where key is not
 create index jobs_group on pgqueue.jobs (group_id, state, id) where group_id is not null;
 -- The payloads of a key wait for one of them that suspended itself, whatever its position.
 create index jobs_key_suspended on pgqueue.jobs (queue, key) where key is not null and blocked_on = '@jobs';
--- A batch that has a step stands still, and the payloads that came later wait for it.
+-- A batch that has a step keeps its members, and payloads that came later wait for it.
 create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
--- An idle worker asks what was handed to it and never arrived. Jobs that were not offered are not in it.
+-- For an idle worker that asks which jobs were handed to it and never arrived. Jobs that were not offered are not in it.
 create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
     where state = 'executing' and offered and key is null and limit_key is null;
--- Large queues are counted whole, each in its turn, by indexes alone. The condition is written so that no other statement
--- fits it: one that looks for a failed job by its id would read all of this index while it seems small.
+-- Large queues are counted in full, one after the other, by indexes alone. The condition is written so that it matches no
+-- other statement: one that looks for a failed job by its id would read all of this index while it seems small.
 create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;
--- How many execute under a limit_key. Other jobs do not pay for it.
+-- For the number of jobs that execute under a limit_key. Other jobs do not pay for it.
 create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where state = 'executing' and limit_key is not null;
 -- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
 create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
@@ -547,13 +547,13 @@ alter table pgqueue.history replica identity full;
 alter table pgqueue.history_days replica identity full;
 alter table pgqueue.history_months replica identity full;
 create index history_id on pgqueue.history (id);
--- The dead and the cancelled are few and looked for; the succeeded are many and are not.
+-- Dead and cancelled jobs are few, and people search for them; succeeded jobs are many, and people do not.
 create index history_unfinished on pgqueue.history (queue, state, id) where state <> 'succeeded';
--- all_jobs by key alone. Jobs without a key pay nothing for it.
+-- For all_jobs by key alone. Jobs without a key pay nothing for it.
 create index history_key on pgqueue.history (key, id) where key is not null;
 create index history_group on pgqueue.history (group_id, id) where group_id is not null;
--- all_jobs by task alone. A btree costs every job 65 bytes of WAL, and a block range index nothing that can be measured:
--- VACUUM writes it, and an insert only asks it. Task names are spread over all blocks, so it keeps a Bloom filter of each
+-- For all_jobs by task alone. A btree costs every job 65 bytes of WAL, and a block range index nothing that can be measured:
+-- VACUUM writes it, and an insert only reads it. Task names are spread over all blocks, so it keeps a Bloom filter of each
 -- sixteen blocks, some 400 jobs. It serves rare tasks; those of a frequent one are found from the newest id on.
 create index history_task on pgqueue.history using brin (task text_bloom_ops(n_distinct_per_range = 64))
     with (pages_per_range = 16);
@@ -605,8 +605,8 @@ comment on column pgqueue.history.steps is
 comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
 comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 
--- Which lanes exist. No unique constraint, for two enqueues that register one lane must not wait for each other; readers
--- take distinct and maintain merges.
+-- Which lanes exist. There is no unique constraint, because two enqueues that register one lane must not wait for each
+-- other; readers use distinct, and maintain removes duplicates.
 create table pgqueue.lanes (
     queue text collate "C" not null,
     priority smallint not null,
@@ -676,9 +676,9 @@ comment on column pgqueue.shares.limit_key is
     'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
 comment on column pgqueue.shares.weight is 'How many jobs.';
 
--- Nothing of a lane is ready below its head, so nobody walks what was claimed long ago. A row is a fact that stays true,
--- whatever is written after it: rows are inserted, in any order and by anybody, and the newest is read. Rows updated in place
--- would, under an old snapshot, become a chain of versions that each claim walks.
+-- No job of a lane is ready below its head, so no claim walks jobs that were claimed long ago. A row is a fact that stays true,
+-- whatever is written after it: any session inserts rows, in any order, and the newest is read. Rows that are updated in
+-- place would, under an old snapshot, become a chain of versions that each claim walks.
 create table pgqueue.heads (
     n bigint generated always as identity,
     at timestamptz not null,
@@ -716,7 +716,7 @@ comment on column pgqueue.heads.head_id is
     'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
 comment on column pgqueue.heads.fallback_ids is 'The ids that go with fallback_heads.';
 
--- Make heads not count: all of them after a step of the clock, the head of keys after a retry.
+-- Reasons for which heads do not count: all of them after a step of the clock, the head of keys after a retry.
 create table pgqueue.head_marks (
     reason text not null check (reason in ('clock', 'key')),
     n bigint generated always as identity,
@@ -733,7 +733,7 @@ comment on column pgqueue.head_marks.at is 'When the row was written.';
 comment on column pgqueue.head_marks.seen_xid is
     'All transactions with an earlier xid may have begun before maintain() saw the row; null: it has not seen it yet.';
 
--- Times that are behind us. Inserted, and read newest first.
+-- Safe points: a time, and a transaction that had no xid then. Inserted, and read newest first.
 create table pgqueue.horizons (
     n bigint generated always as identity primary key,
     at timestamptz not null,
@@ -747,7 +747,8 @@ comment on column pgqueue.horizons.at is 'The time, read before the xid was take
 comment on column pgqueue.horizons.xid is 'The xid.';
 comment on column pgqueue.horizons.newest_id is 'The newest id that a job had at that time; null: unknown.';
 
--- What extend promised for rows that it could not lock. Inserted, so that it waits for nobody; read by rescue; never updated.
+-- Leases that extend granted for rows that it could not lock. Inserted, so that it waits for no session; read by rescue;
+-- never updated.
 -- An index by time within each job keeps old promises, and dead rows under an old snapshot, out of the way.
 create table pgqueue.lease_promises (
     job_id bigint not null,
@@ -765,7 +766,7 @@ comment on column pgqueue.lease_promises.reservation is
 comment on column pgqueue.lease_promises.until is 'Until when the reservation holds.';
 comment on column pgqueue.lease_promises.lease is 'The length of the lease.';
 
--- Above READ COMMITTED a job that ends cannot see who was blocked behind it meanwhile: it leaves a note.
+-- Above READ COMMITTED the end of a job cannot see jobs that were blocked behind it meanwhile, so it leaves a note.
 create table pgqueue.key_notes (
     n bigint generated always as identity primary key,
     queue text collate "C" not null,
@@ -782,7 +783,7 @@ comment on column pgqueue.key_notes.job_id is
     'The job that left its position while a claim was blocking others behind it; null: there is none.';
 comment on column pgqueue.key_notes.next_at is 'When to check it.';
 
--- Who stands for a dedupe key. A row of its own, for it may outlive its job.
+-- Which job holds a dedupe key. It is a separate row, because the key may outlive its job.
 create table pgqueue.dedupe_keys (
     task text collate "C" not null,
     dedupe text collate "C" not null,
@@ -850,10 +851,10 @@ comment on column pgqueue.retry_bookings.full_until is
 comment on column pgqueue.retry_bookings.booked is 'How many retries are booked for it.';
 comment on column pgqueue.retry_bookings.queue is 'The queue.';
 
--- What became of each instant, and with it where each schedule stands: next_at of its newest row. Inserted, never updated:
+-- The outcome of each instant of a schedule; next_at of its newest row is when the schedule is due. Inserted, never updated:
 -- next_at in a row of schedules would, for a schedule of every second and while some session holds an old snapshot, become a
--- chain of versions that every look walks. Read newest first (n, not time: the clock may step back), rows of the past, dead or
--- alive, are never visited.
+-- chain of versions that every check walks. Read newest first (by n, not by time: the clock may step back), so rows of the
+-- past, dead or alive, are never visited.
 create table pgqueue.schedule_runs (
     n bigint generated always as identity primary key,
     schedule text collate "C" not null,
@@ -888,7 +889,7 @@ comment on column pgqueue.schedule_runs.rule is
     'Private: the rule from which next_at was computed; if the schedule has another rule, it is computed anew. Null: next_at does not count.';
 comment on column pgqueue.schedule_runs.error is 'The error.';
 
--- What a job waits for; how a parent ended of which history keeps nothing; steps, events, and what is to be checked again.
+-- Which jobs a job waits for; how parents ended that history does not keep; steps, events, and jobs to check again.
 create table pgqueue.dependencies (
     parent bigint not null,
     child bigint not null,
@@ -907,7 +908,7 @@ comment on column pgqueue.dependencies.ended is
 comment on column pgqueue.dependencies.traceless is
     'Whether a parent that is found nowhere has succeeded, because history does not keep such jobs.';
 
--- What did not succeed leaves a trace also where history keeps nothing: a child that is being enqueued must not run for it.
+-- A job that did not succeed leaves a trace even if history does not keep it: a child that is being enqueued must not run.
 create table pgqueue.traces (
     id bigint primary key,
     state text not null,
@@ -1018,8 +1019,8 @@ comment on column pgqueue.workers.stack_of is
 comment on column pgqueue.workers.stack_asked_at is
     'Private: when the stack was asked for; the request is valid for ten seconds.';
 
--- Liveness, and what a process holds, is inserted and read newest first: a row updated in place would, while some session
--- holds an old snapshot, become a chain of versions that every reader walks.
+-- Heartbeats and memory are inserted and read newest first: a row that is updated in place would, while some session holds
+-- an old snapshot, become a chain of versions that every reader walks.
 create table pgqueue.heartbeats (
     n bigint generated always as identity primary key,
     worker text not null,
@@ -1038,7 +1039,7 @@ comment on column pgqueue.heartbeats.memory is
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
 
--- What handlers said, and where they stood. Inserted, read by job, and deleted by age.
+-- The log lines and stacks of handlers. Inserted, read by job, and deleted by age.
 create table pgqueue.job_logs (
     n bigint generated always as identity,
     job_id bigint not null,
@@ -1073,9 +1074,9 @@ comment on column pgqueue.worker_reports.worker is 'The worker.';
 comment on column pgqueue.worker_reports.at is 'When it reported.';
 comment on column pgqueue.worker_reports.report is 'The report that it gave to beat().';
 
--- Who is idle, until when. The question of enqueue is a range over (queue, until > its ready time), so rows of the past,
--- dead or alive, are never visited. A registration ends with the session that announced it, so a crash may take it: its commit
--- need not wait for the disk. Only what enqueues, reserves or is idle reads it, never a standby.
+-- Which workers are idle, and until when. An enqueue reads a range over (queue, until > its ready time), so rows of the past,
+-- dead or alive, are never visited. A registration ends with the session that made it, so a crash may lose it, and its commit
+-- need not wait for the disk. Only enqueue, reserve and idle read it, never a standby.
 create unlogged table pgqueue.idle_workers (
     queue text collate "C" not null,
     until timestamptz not null,
@@ -1097,7 +1098,7 @@ comment on column pgqueue.idle_workers.handoff_channel is
 comment on column pgqueue.idle_workers.listener is 'The process id of the session that listens on that channel.';
 comment on column pgqueue.idle_workers.lease is 'The lease of its reservations.';
 
--- One row for each run of maintain, read newest first; the newest carries what the next has to know.
+-- One row for each run of maintain, read newest first; the newest has the state for the next run.
 create table pgqueue.maintenance_runs (
     n bigint generated always as identity primary key,
     at timestamptz not null,
@@ -1128,8 +1129,8 @@ comment on column pgqueue.maintenance_runs.hidden is
 comment on column pgqueue.maintenance_runs.expired is
     'How many jobs were cancelled because they had not started in time, in all.';
 
--- What a step left for its next run. Inserted when it differs from what stands there, and read newest first: a row updated in
--- place would, under an old snapshot, become a chain of versions that every run walks.
+-- The state that a step leaves for its next run. Inserted when it differs from the newest row, and read newest first: a row
+-- that is updated in place would, under an old snapshot, become a chain of versions that every run walks.
 create table pgqueue.maintenance_steps (
     n bigint generated always as identity primary key,
     at timestamptz not null,
@@ -1162,7 +1163,7 @@ comment on column pgqueue.maintenance_steps.failures is 'How often the step has 
 comment on column pgqueue.maintenance_steps.failing_since is 'Since when the step has failed.';
 comment on column pgqueue.maintenance_steps.error is 'The last error of the step, or what it reports.';
 
--- Survives the end of a transaction, whatever ended it: a call that was killed within a step is seen by the next.
+-- It survives the end of a transaction, so the next call sees that one was killed within a step.
 create sequence pgqueue.step_under_way minvalue 0 start 0;
 comment on sequence pgqueue.step_under_way is 'Private: the number of the step that maintain() runs; 0: none.';
 
@@ -1220,8 +1221,8 @@ comment on column pgqueue.samples.counted_at is
 comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 
--- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
--- another one than was granted.
+-- A role may be renamed, and another role may get its name: the oid identifies it. A role without any right on the schema is
+-- not the one to which it was granted.
 create table pgqueue.grants (
     role name not null,
     kind text not null check (kind in ('producer', 'worker', 'operator', 'reader')),
@@ -1235,7 +1236,7 @@ comment on column pgqueue.grants.kind is 'producer, worker, operator or reader.'
 comment on column pgqueue.grants.role_oid is
     'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
 
--- What operators did, and which versions of the functions were loaded.
+-- The actions of operators, and the versions of the functions that were loaded.
 create table pgqueue.audit (
     n bigint generated always as identity primary key,
     at timestamptz not null,
