@@ -1,4 +1,4 @@
--- The proxy database: which shard a job belongs to, and what is asked of several shards. The functions of the schema
+-- The proxy database: the shard of each job, and the calls that ask several shards. The functions of the schema
 -- pgqueue here are generated after this file, from the catalog of a shard; they forward to the shard that is named by
 -- `run on`. A shard's jobs have ids that begin with its number: id >> 44.
 --
@@ -26,7 +26,7 @@ create table if not exists pgqueue_proxy.buckets (
 );
 comment on table pgqueue_proxy.buckets is 'The shard of each bucket of keys. Changed by move_buckets() alone.';
 
--- Replaced below by how many there are.
+-- Replaced below by the number of shards.
 create or replace function pgqueue_proxy.shards()
 returns integer language sql immutable parallel safe
 as $$ select 1 $$;
@@ -64,7 +64,7 @@ declare
 begin
     if v_bucket is not null then
         perform pg_advisory_xact_lock_shared(1886413169, v_bucket);
-        -- After the lock: a move may have ended just now.
+        -- Read after the lock, because a move may have ended just now.
         select b.shard into strict v_shard from pgqueue_proxy.buckets b where b.bucket = v_bucket;
     end if;
     v_ids := array_remove(v_ids, null);
@@ -76,7 +76,7 @@ begin
                 hint = 'give them one key, or give the child no key: then it goes to the shard of its parents';
         end if;
     end if;
-    -- Neither key nor parents: any shard will do.
+    -- Without key and parents, any shard will do.
     return coalesce(v_shard, floor(random() * pgqueue_proxy.shards())::integer);
 end
 $$;
@@ -249,7 +249,7 @@ declare
     v_held integer[] := '{}';
 begin
     perform pgqueue_proxy.of_id((to_shard::bigint << 44) + 1);
-    -- From the shards that have more than their part, until this one has its own.
+    -- Taken from the shards that have more than their part, until this one has its part.
     select array_agg(c.bucket order by c.bucket) into v_wanted
     from (
         select b.bucket
