@@ -31,10 +31,10 @@ T = TypeVar("T")
 # Jobs that are listed.
 _MOST = 100
 
-# From well to bad.
+# From good to bad.
 _LEVELS = ("ok", "late", "critical")
 
-# States whose numbers stand on top.
+# States whose numbers are shown at the top.
 _STATES = ("due", "executing", "failed", "blocked", "dead")
 
 _COLUMNS = {
