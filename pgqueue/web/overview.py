@@ -15,7 +15,7 @@ from pgqueue.web.context import Context
 from pgqueue.web.feed import feed
 
 # Parts that a page can do without.
-DEATHS, FINDINGS, EXECUTING = "what jobs died of", "problems that the doctor finds", "what executes"
+DEATHS, FINDINGS, EXECUTING = "the errors of dead jobs", "problems that the doctor finds", "what executes"
 LATENESS, TRENDS, TROUBLES = "why jobs are late", "the trends", "what just failed"
 
 # Workers that are shown.
