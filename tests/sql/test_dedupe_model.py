@@ -17,7 +17,7 @@ from tests.calls import Row, call, column, job, maintain, reserve, table, value
 from tests.databases import Cloner, Database
 
 KEYS = ["a", "b"]
-MODES = [None, "skip", "replace", "merge", "debounce", "raise"]
+MODES = [None, "skip", "replace", "merge", "debounce", "supersede", "raise"]
 
 enqueues = st.tuples(
     st.just("enqueue"),
@@ -43,6 +43,8 @@ class Job:
     created_at: datetime
     key: str | None
     touched: bool = False
+    # It executes, and another job has superseded it: the worker is asked to cancel it.
+    asked: bool = False
     state: str = "live"
 
 
@@ -64,7 +66,7 @@ class Model:
                 del self.stands[key]
 
     def enqueue(
-        self, key: str, mode: str | None, dedupe_for: int | None, delay: int, n: int, now: datetime
+        self, key: str, mode: str | None, delay: int, n: int, now: datetime, held: dict[int, int]
     ) -> tuple[int | None, str]:
         """Which job answers (None: a new one), and the outcome."""
         run_at = now + timedelta(seconds=delay)
@@ -74,6 +76,12 @@ class Model:
         found = self.jobs[holder]
         if mode == "raise":
             return holder, "error"
+        if mode == "supersede":
+            if holder in held:
+                found.asked = True
+            elif found.state == "live":
+                self.end(holder, "cancelled")
+            return None, "superseded"
         if mode in (None, "skip") or found.touched or found.state != "live":
             return holder, "skipped"
         if mode == "merge":
@@ -109,7 +117,7 @@ def test_the_right_job_has_a_key(shared: Database, steps: list[tuple[Any, ...]])
         ids = sorted(model.jobs)
         if step[0] == "enqueue":
             _, key, mode, dedupe_for, delay = step
-            expected, outcome = model.enqueue(key, mode, dedupe_for, delay, n, now)
+            expected, outcome = model.enqueue(key, mode, delay, n, now, held)
             options = {"dedupe": key, "on_conflict": mode, "delay": f"{delay} s"}
             options["dedupe_for"] = None if dedupe_for is None else f"{dedupe_for} s"
             [row] = table(conn, "enqueue_batch", [Jsonb({"task": "t", "args": {f"n{n}": n}, **options})])
@@ -142,7 +150,7 @@ def act(conn: Any, model: Model, held: dict[int, int], what: str, job_id: int, n
         model.end(job_id, "deleted")
     elif what == "retry" and found.state in ("cancelled", "dead"):
         assert call(conn, "retry", job_id) is True
-        found.state, found.run_at = "live", min(found.run_at, now)
+        found.state, found.run_at, found.asked = "live", min(found.run_at, now), False
         holder = None if found.key is None else model.standing(found.key, now)
         if found.key is not None and holder is None:
             model.stands[found.key] = (job_id, None)
@@ -154,8 +162,15 @@ def act(conn: Any, model: Model, held: dict[int, int], what: str, job_id: int, n
             assert call(conn, "complete", job_id, reservation) is True
             model.end(job_id, "succeeded")
         elif what == "dead":
-            assert call(conn, "fail", job_id, reservation, retry=False) == "dead"
-            model.end(job_id, "dead")
+            ended = "cancelled" if found.asked else "dead"
+            assert call(conn, "fail", job_id, reservation, retry=False) == ended
+            model.end(job_id, ended)
+        elif found.asked:
+            if what == "fail":
+                assert call(conn, "fail", job_id, reservation) == "cancelled"
+            else:
+                column(conn, "release", [job_id], [reservation])
+            model.end(job_id, "cancelled")
         elif what == "fail":
             assert call(conn, "fail", job_id, reservation, retry_in="5 s") == "failed"
             found.run_at = now
