@@ -82,6 +82,8 @@ def _under_tenants(at_most: LiteralString, stopped: LiteralString, jobs: int, wa
 
 
 _ONE, _FIFTY = _Case(1, _SINGLES), _Case(50, _BATCHED)
+_PLAIN_LIMIT = _Case(50, _BATCHED, setup=["select pgqueue.set_limit('task', 'noop', max_executing => 1000)"])
+_BUCKET: LiteralString = "select pgqueue.set_limit('task', 'noop', rate => 1000000, per => '1 min', burst => 100000000)"
 # The measure, its twin, the part that is compared, and the bound.
 _CASES: list[tuple[str, _Case, _Case, str, float | None]] = [
     (
@@ -117,8 +119,24 @@ _CASES: list[tuple[str, _Case, _Case, str, float | None]] = [
     ),
     (
         "a limit of its task has capacity; batches of 50",
-        _Case(50, _BATCHED, setup=["select pgqueue.set_limit('task', 'noop', max_executing => 1000)"]),
+        _PLAIN_LIMIT,
         _FIFTY,
+        "both",
+        None,
+    ),
+    (
+        "a rate beside that limit; batches of 50",
+        _Case(50, _BATCHED, setup=["select pgqueue.set_limit('task', 'noop', rate => 1000000, per => '1 day')"]),
+        _PLAIN_LIMIT,
+        "both",
+        None,
+    ),
+    ("a bucket beside that limit", _Case(50, _BATCHED, setup=[_BUCKET]), _PLAIN_LIMIT, "both", None),
+    ("a bucket, and jobs that have costs", _Case(50, _BATCHED, ", cost => 2", [_BUCKET]), _PLAIN_LIMIT, "both", None),
+    (
+        "that limit with max_cost, and jobs that have costs",
+        _Case(50, _BATCHED, ", cost => 2", ["select pgqueue.set_limit('task', 'noop', max_cost => 10000)"]),
+        _PLAIN_LIMIT,
         "both",
         None,
     ),
@@ -244,9 +262,21 @@ def _clock(works: Connection) -> Callable[[], int]:
 
 def _reset(conn: Connection) -> None:
     """An empty queue without rules, and no version of what was there."""
-    tables = ("jobs", "limits", "limit_waits", "limit_starts", "queues", "key_notes", "lanes", "heads", "dependencies")
+    tables = (
+        "jobs",
+        "limits",
+        "limit_waits",
+        "limit_starts",
+        "limit_levels",
+        "queues",
+        "key_notes",
+        "lanes",
+        "heads",
+        "dependencies",
+    )
     conn.execute(f"truncate pgqueue.history, {', '.join('pgqueue.' + name for name in tables)}, pgqueue.notes".encode())
     conn.execute("alter sequence pgqueue.notes_n_seq restart")
+    conn.execute("alter sequence pgqueue.costs restart")
     conn.execute("select pgqueue.maintain()")
 
 

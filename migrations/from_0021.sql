@@ -593,3 +593,85 @@ comment on type pgqueue.failed_attempt is
     'Private: a failure with the retry options of its job and task, and with the outcome: state, and ready_at if the job is retried.';
 comment on type pgqueue.ended_job is 'Private: a job that ended, with what other jobs may wait for: see _follow_ends.';
 comment on type pgqueue.end_report is 'Private: what exchange() reports about a job that ended: see _end_jobs.';
+
+-- Limits count units, and a rate may be a bucket.
+alter table pgqueue.limits drop constraint limits_rate_check;
+alter table pgqueue.limits drop constraint limits_check;
+alter table pgqueue.limits add column max_cost integer check (max_cost between 1 and 1000000000);
+alter table pgqueue.limits add column burst integer check (burst between 1 and 1000000000);
+alter table pgqueue.limits add constraint limits_rate_check check (rate between 1 and 1000000000);
+alter table pgqueue.limits add constraint limits_check check (num_nonnulls(max_executing, rate, max_cost) > 0);
+alter table pgqueue.limits add constraint limits_check2 check (burst is null or rate is not null);
+comment on column pgqueue.limits.rate is
+    'How many units may start in any period of the length per; each job is as many units as its cost, 1 by default. Null: no such limit.';
+comment on column pgqueue.limits.max_cost is 'How many units of jobs may execute at the same time; null: no such limit.';
+comment on column pgqueue.limits.burst is
+    'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
+alter table pgqueue.jobs add column cost integer;
+comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
+alter table pgqueue.history add column cost integer;
+comment on column pgqueue.history.cost is 'How many units of its limits a start took; null: 1.';
+comment on column pgqueue.limit_starts.started is 'How many units started, or what spent() added or gave back.';
+create table pgqueue.limit_levels (
+    n bigint generated always as identity primary key,
+    name text collate "C" not null,
+    at timestamptz not null,
+    level double precision not null,
+    is_spent boolean not null default false
+);
+create index limit_levels_newest on pgqueue.limit_levels (name, n desc) where not is_spent;
+create index limit_levels_spent on pgqueue.limit_levels (name, at) where is_spent;
+create index limit_levels_past on pgqueue.limit_levels (at);
+comment on table pgqueue.limit_levels is 'Private: the levels of limits with a burst.';
+comment on column pgqueue.limit_levels.n is 'Order; of the levels of a limit the newest holds.';
+comment on column pgqueue.limit_levels.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_levels.at is 'When.';
+comment on column pgqueue.limit_levels.level is 'The units in the bucket then; of a row that is_spent, what a job took beyond its cost.';
+comment on column pgqueue.limit_levels.is_spent is 'Whether spent() wrote it, and no claim has counted it yet.';
+create sequence pgqueue.costs owned by pgqueue.jobs.cost;
+comment on sequence pgqueue.costs is 'Private: whether a job ever had a cost: see _has_costs.';
+alter type pgqueue.job_options add attribute cost integer;
+alter type pgqueue.touched_limit
+    add attribute max_cost integer, add attribute burst integer, add attribute units bigint, add attribute waiting smallint;
+
+-- Breakers.
+alter table pgqueue.pauses add column half_open_at timestamptz;
+comment on column pgqueue.pauses.half_open_at is 'When a breaker becomes half-open: from then on one job at a time starts, until an attempt decides.';
+create table pgqueue.breakers (
+    kind text not null check (kind in ('task', 'limit_key')),
+    target text collate "C" not null check (octet_length(target) between 1 and 512),
+    failures double precision not null check (failures between 0.01 and 1),
+    of integer not null check (of between 1 and 10000),
+    pause interval not null check (pause between '1 s' and '1 hour'),
+    primary key (kind, target)
+);
+comment on table pgqueue.breakers is 'What stops when it fails: see set_breaker(). A change takes effect at the next end.';
+comment on column pgqueue.breakers.kind is 'task or limit_key (each value for itself; target* for all values that begin so).';
+comment on column pgqueue.breakers.target is 'The task or the limit_key.';
+comment on column pgqueue.breakers.failures is 'The share of failed attempts that opens it.';
+comment on column pgqueue.breakers.of is 'How many attempts, the newest ones, decide at least.';
+comment on column pgqueue.breakers.pause is 'How long nothing starts when it opens; twice as long each time a probe fails, up to an hour.';
+
+-- Each statement that stores ends inserts a row for each breaker that they are under; read newest first.
+create table pgqueue.breaker_ends (
+    n bigint generated always as identity primary key,
+    kind text not null,
+    target text collate "C" not null,
+    at timestamptz not null,
+    ended integer not null,
+    failed integer not null,
+    since timestamptz
+);
+create index breaker_ends_newest on pgqueue.breaker_ends (kind, target, n desc);
+create index breaker_ends_opened on pgqueue.breaker_ends (kind, target, n desc) where since is not null;
+create index breaker_ends_past on pgqueue.breaker_ends (at);
+comment on table pgqueue.breaker_ends is 'Private: attempts that ended under a breaker.';
+comment on column pgqueue.breaker_ends.n is 'Order.';
+comment on column pgqueue.breaker_ends.kind is 'task or limit_key.';
+comment on column pgqueue.breaker_ends.target is 'The task, or the value of the limit_key.';
+comment on column pgqueue.breaker_ends.at is 'When.';
+comment on column pgqueue.breaker_ends.ended is 'How many succeeded or failed.';
+comment on column pgqueue.breaker_ends.failed is 'How many of them failed.';
+comment on column pgqueue.breaker_ends.since is 'It was opened here: attempts that were reserved before this time count for nothing.';
+alter type pgqueue.failed_attempt add attribute reserved_at timestamptz;
+alter type pgqueue.ended_job add attribute reserved_at timestamptz;

@@ -81,7 +81,7 @@ def enqueue(
     become text. Options, all optional: queue, priority (-100 to 100, higher first), run_at (an aware datetime) or delay
     (a timedelta, seconds, or an interval as text; so are the other intervals), expires_in, timeout, max_attempts,
     headers, tags, retention, retry_policy, retry_delay, retry_cap, retry_queue; key (jobs of one key run one at a time,
-    in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see `enqueue_outcome`.
+    in order), score, limit_key, cost; dedupe, dedupe_for, on_conflict and debounce_max: see `enqueue_outcome`.
 
     Raises InvalidArgument, UnsupportedOption, DuplicateJob, LockTimeout (a transaction holds the dedupe key),
     SchemaError (the queue is not installed), TypeError without a connection; other errors are those of the driver.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pgqueue.db import drivers
+from pgqueue.db import consume, drivers
 from pgqueue.db.call import Call
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument
@@ -156,8 +156,8 @@ class Job:
     An async handler is then cancelled as well. A sync one ends at its next step, or must check the flag; if it returns
     all the same, the job has succeeded, as long as its lease held.
 
-    All methods may be called in a thread and on the event loop. None blocks, except `step`, `sleep`, `wait` and
-    `wait_event`, which block a thread, and are awaited on the loop.
+    All methods may be called in a thread and on the event loop. None blocks, except `spent`, `step`, `sleep`, `wait`
+    and `wait_event`, which block a thread, and are awaited on the loop.
     """
 
     id: int
@@ -274,6 +274,23 @@ class Job:
         pairs = [(self.id, self.reservation), *self._state.others]
         return JobTransaction(pairs, around.pools, connection, self._at, around.doors)
 
+    def spent(self, units: int) -> Any:
+        """Say how many units this attempt has taken, in place of the job's cost. On the loop, await it.
+
+        The difference counts under each of its limits with a rate. Call it once, when it is known, before the job ends.
+        Returns whether the reservation still holds; True in a test without a row.
+
+            answer = llm.complete(prompt)
+            job.spent(answer.usage.total_tokens)
+        """
+        call = consume.spent(self.id, self.reservation, units)
+        ask, ask_from_thread = self._state.around.ask, self._state.around.ask_from_thread
+        if not self._state.is_sync:
+            with suppress(RuntimeError):
+                asyncio.get_running_loop()
+                return _held() if ask is None else ask(call)
+        return True if ask_from_thread is None else ask_from_thread(call)
+
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in the life of the job, even over several attempts, and return its result.
 
@@ -350,6 +367,10 @@ class Job:
 
     def _at(self, stage: Stage) -> None:
         self._state.stage = stage
+
+
+async def _held() -> bool:
+    return True
 
 
 _current: ContextVar[Callable[[], Job] | None] = ContextVar("pgqueue_job", default=None)

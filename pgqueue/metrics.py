@@ -44,6 +44,7 @@ OF_DATABASE = {
     "pgqueue_queue_oldest_attempt_seconds": "How long the oldest running attempt of a queue has run.",
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
+    "pgqueue_breakers_open": "Breakers that are open or half-open, by kind and state.",
     "pgqueue_workers": "Living workers that claim from a queue.",
     "pgqueue_limit_executing": "Executing jobs under a limit.",
     "pgqueue_limit_parked": "Jobs that wait for a limit.",

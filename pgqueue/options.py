@@ -58,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     run_if: Literal["succeeded", "finished", "failed"] | None
     group_id: int | None
     retry_cap: Interval | None
+    cost: int | None
 
 
 class TaskSettings(TypedDict, total=False):

@@ -20,6 +20,8 @@ _MOST, _LEAST = 12, 5
 # What why_late() calls the cause, in a few words; its evidence stands below.
 _CAUSES = {
     "paused": "it is paused",
+    "throttled": "{subject} is throttled",
+    "breaker": "{subject} fails, and its breaker has stopped it",
     "limit": "{subject} is at its limit",
     "key": "its jobs wait behind one job of key {subject}",
     "no_worker": "no worker serves it",

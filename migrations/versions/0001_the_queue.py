@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "5ec612d106b5b5c2fe92304d770f2ba4bf33c10eb91f1ed319e58f7464eae4ca"
+SQL_DIGEST = "3b1c643d23f147b6301ecde03ffe13cd4bbd111ebea679895b27d222c346994d"
 
 
 def upgrade() -> None:
@@ -21,11 +21,12 @@ def downgrade() -> None:
     run_sql(
         """
         drop table
-            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.pauses,
+            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.pauses, pgqueue.breakers,
             pgqueue.schedules, pgqueue.jobs, pgqueue.history,
             pgqueue.lanes, pgqueue.tenant_lanes, pgqueue.turns, pgqueue.shares,
             pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
             pgqueue.lease_promises, pgqueue.key_notes, pgqueue.dedupe_keys, pgqueue.limit_starts,
+            pgqueue.limit_levels, pgqueue.breaker_ends,
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
             pgqueue.heartbeats, pgqueue.worker_reports, pgqueue.idle_workers, pgqueue.maintenance_runs,

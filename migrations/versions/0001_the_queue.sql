@@ -2,10 +2,10 @@
 -- same transaction; sql/README.md introduces them all.
 --
 --   state     job_state
---   options   settings, queues, tasks, limits, pauses, schedules
+--   options   settings, queues, tasks, limits, pauses, breakers, schedules
 --   jobs      jobs, history
 --   claims    lanes, heads, head_marks, horizons, lease_promises
---   rules     key_notes, dedupe_keys, limit_starts, limit_waits, retry_bookings, schedule_runs
+--   rules     key_notes, dedupe_keys, limit_starts, limit_levels, limit_waits, breaker_ends, retry_bookings, schedule_runs
 --   graph     dependencies, traces, steps, events, event_waits, notes
 --   workers   workers, heartbeats, worker_reports, idle_workers
 --   upkeep    maintenance_runs, maintenance_steps, samples
@@ -216,11 +216,14 @@ create table pgqueue.limits (
     kind text not null check (kind in ('queue', 'task', 'key', 'limit_key')),
     target text collate "C" not null check (octet_length(target) between 1 and 512),
     max_executing integer check (max_executing between 0 and 1000000),
-    rate integer check (rate between 1 and 1000000),
+    rate integer check (rate between 1 and 1000000000),
     per interval check (per >= '1 ms' and per <= '31 days'),
+    max_cost integer check (max_cost between 1 and 1000000000),
+    burst integer check (burst between 1 and 1000000000),
     primary key (kind, target),
-    check (max_executing is not null or rate is not null),
-    check ((rate is null) = (per is null))
+    check (num_nonnulls(max_executing, rate, max_cost) > 0),
+    check ((rate is null) = (per is null)),
+    check (burst is null or rate is not null)
 );
 -- Limits of all values with a common beginning (target*) are looked up separately from those of one value.
 create index limits_prefix on pgqueue.limits (length(target) desc) where kind = 'limit_key' and right(target, 1) = '*';
@@ -231,8 +234,11 @@ comment on column pgqueue.limits.kind is
 comment on column pgqueue.limits.target is 'The queue, the task, the beginning of keys, or the limit_key.';
 comment on column pgqueue.limits.max_executing is 'How many jobs may execute at the same time; null: no such limit.';
 comment on column pgqueue.limits.rate is
-    'How many jobs may start in any period of the length per; null: no such limit.';
+    'How many units may start in any period of the length per; each job is as many units as its cost, 1 by default. Null: no such limit.';
 comment on column pgqueue.limits.per is 'The length of the period for rate.';
+comment on column pgqueue.limits.max_cost is 'How many units of jobs may execute at the same time; null: no such limit.';
+comment on column pgqueue.limits.burst is
+    'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
 
 -- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (
@@ -243,7 +249,8 @@ create table pgqueue.pauses (
     until timestamptz not null,
     at timestamptz not null,
     reason text,
-    by text not null
+    by text not null,
+    half_open_at timestamptz
 );
 create index pauses_by_target on pgqueue.pauses (kind, target, until);
 create index pauses_by_time on pgqueue.pauses (until);
@@ -260,6 +267,44 @@ comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when r
 comment on column pgqueue.pauses.at is 'When the pause was written.';
 comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
 comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
+comment on column pgqueue.pauses.half_open_at is 'When a breaker becomes half-open: from then on one job at a time starts, until an attempt decides.';
+
+create table pgqueue.breakers (
+    kind text not null check (kind in ('task', 'limit_key')),
+    target text collate "C" not null check (octet_length(target) between 1 and 512),
+    failures double precision not null check (failures between 0.01 and 1),
+    of integer not null check (of between 1 and 10000),
+    pause interval not null check (pause between '1 s' and '1 hour'),
+    primary key (kind, target)
+);
+comment on table pgqueue.breakers is 'What stops when it fails: see set_breaker(). A change takes effect at the next end.';
+comment on column pgqueue.breakers.kind is 'task or limit_key (each value for itself; target* for all values that begin so).';
+comment on column pgqueue.breakers.target is 'The task or the limit_key.';
+comment on column pgqueue.breakers.failures is 'The share of failed attempts that opens it.';
+comment on column pgqueue.breakers.of is 'How many attempts, the newest ones, decide at least.';
+comment on column pgqueue.breakers.pause is 'How long nothing starts when it opens; twice as long each time a probe fails, up to an hour.';
+
+-- Each statement that stores ends inserts a row for each breaker that they are under; read newest first.
+create table pgqueue.breaker_ends (
+    n bigint generated always as identity primary key,
+    kind text not null,
+    target text collate "C" not null,
+    at timestamptz not null,
+    ended integer not null,
+    failed integer not null,
+    since timestamptz
+);
+create index breaker_ends_newest on pgqueue.breaker_ends (kind, target, n desc);
+create index breaker_ends_opened on pgqueue.breaker_ends (kind, target, n desc) where since is not null;
+create index breaker_ends_past on pgqueue.breaker_ends (at);
+comment on table pgqueue.breaker_ends is 'Private: attempts that ended under a breaker.';
+comment on column pgqueue.breaker_ends.n is 'Order.';
+comment on column pgqueue.breaker_ends.kind is 'task or limit_key.';
+comment on column pgqueue.breaker_ends.target is 'The task, or the value of the limit_key.';
+comment on column pgqueue.breaker_ends.at is 'When.';
+comment on column pgqueue.breaker_ends.ended is 'How many succeeded or failed.';
+comment on column pgqueue.breaker_ends.failed is 'How many of them failed.';
+comment on column pgqueue.breaker_ends.since is 'It was opened here: attempts that were reserved before this time count for nothing.';
 
 -- Operators write timezone themselves. IST is another zone in another session; _check_timezone says more.
 create table pgqueue.schedules (
@@ -376,7 +421,8 @@ create table pgqueue.jobs (
     has_steps boolean,
     offered boolean,
     throttled_since timestamptz,
-    lane_key text collate "C"
+    lane_key text collate "C",
+    cost integer
 ) with (
     fillfactor = 85,
     -- Every row is inserted, updated about once and deleted. Vacuum works by absolute numbers and without pauses,
@@ -497,6 +543,7 @@ comment on column pgqueue.jobs.throttled_since is
     'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
 comment on column pgqueue.jobs.lane_key is
     'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
+comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
 comment on column pgqueue.jobs.offered is
     'Private: whether its enqueue saw an idle worker; then _hand_off() reads the job again when that transaction commits. Null: it did not look.';
 
@@ -538,7 +585,8 @@ create table pgqueue.history (
     depends_on bigint[],
     run_if text,
     group_id bigint,
-    steps jsonb
+    steps jsonb,
+    cost integer
 ) partition by list (granularity);
 create table pgqueue.history_days partition of pgqueue.history for values in ('d') partition by range (kept_until);
 create table pgqueue.history_months partition of pgqueue.history for values in ('m') partition by range (kept_until);
@@ -602,6 +650,7 @@ comment on column pgqueue.history.run_if is
 comment on column pgqueue.history.group_id is 'The group of which it was a member.';
 comment on column pgqueue.history.steps is
     'Its steps, in the order in which they completed: name and at; also result, if the job did not succeed.';
+comment on column pgqueue.history.cost is 'How many units of its limits a start took; null: 1.';
 comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
 comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 
@@ -812,7 +861,29 @@ create index limit_starts_past on pgqueue.limit_starts (at);
 comment on table pgqueue.limit_starts is 'Private: starts under a rate limit.';
 comment on column pgqueue.limit_starts.name is 'The limit: kind:target.';
 comment on column pgqueue.limit_starts.at is 'When the jobs started.';
-comment on column pgqueue.limit_starts.started is 'How many jobs started.';
+comment on column pgqueue.limit_starts.started is 'How many units started, or what spent() added or gave back.';
+
+-- Inserted by the claim that has the lock of the limit, and read newest first. What spent() adds or gives back waits in rows of
+-- its own, for no job waits for that lock.
+create table pgqueue.limit_levels (
+    n bigint generated always as identity primary key,
+    name text collate "C" not null,
+    at timestamptz not null,
+    level double precision not null,
+    is_spent boolean not null default false
+);
+create index limit_levels_newest on pgqueue.limit_levels (name, n desc) where not is_spent;
+create index limit_levels_spent on pgqueue.limit_levels (name, at) where is_spent;
+create index limit_levels_past on pgqueue.limit_levels (at);
+comment on table pgqueue.limit_levels is 'Private: the levels of limits with a burst.';
+comment on column pgqueue.limit_levels.n is 'Order; of the levels of a limit the newest holds.';
+comment on column pgqueue.limit_levels.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_levels.at is 'When.';
+comment on column pgqueue.limit_levels.level is 'The units in the bucket then; of a row that is_spent, what a job took beyond its cost.';
+comment on column pgqueue.limit_levels.is_spent is 'Whether spent() wrote it, and no claim has counted it yet.';
+
+create sequence pgqueue.costs owned by pgqueue.jobs.cost;
+comment on sequence pgqueue.costs is 'Private: whether a job ever had a cost: see _has_costs.';
 
 create table pgqueue.limit_waits (
     n bigint generated always as identity primary key,
@@ -1323,7 +1394,8 @@ create type pgqueue.job_options as (
     declared jsonb,
     run_if text,
     group_id bigint,
-    retry_cap interval
+    retry_cap interval,
+    cost integer
 );
 comment on type pgqueue.job_options is 'Private: the options of a job, as enqueue() takes them.';
 
@@ -1378,7 +1450,8 @@ comment on type pgqueue.candidate is
     'Private: a job that a claim has locked, with what decides whether it may start: see _find.';
 
 create type pgqueue.touched_limit as (
-    name text, kind text, target text, max_executing integer, rate integer, per interval, wanted integer
+    name text, kind text, target text, max_executing integer, rate integer, per interval, wanted integer,
+    max_cost integer, burst integer, units bigint, waiting smallint
 );
 comment on type pgqueue.touched_limit is 'Private: a limit that jobs of a claim are under: see _within_limits.';
 
@@ -1444,14 +1517,15 @@ create type pgqueue.failed_attempt as (
     may_ask boolean,
     state text,
     ready_at timestamptz,
-    policy_error text
+    policy_error text,
+    reserved_at timestamptz
 );
 comment on type pgqueue.failed_attempt is
     'Private: a failure with the retry options of its job and task, and with the outcome: state, and ready_at if the job is retried.';
 
 create type pgqueue.ended_job as (
     id bigint, task text, queue text, key text, limit_key text, dedupe text, group_id bigint, followers bigint[],
-    has_steps boolean
+    has_steps boolean, reserved_at timestamptz
 );
 comment on type pgqueue.ended_job is 'Private: a job that ended, with what other jobs may wait for: see _follow_ends.';
 

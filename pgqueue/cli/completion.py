@@ -28,6 +28,7 @@ states = words(*STATES)
 strategies = words(*STRATEGIES)
 kinds_of_limits = words("queue", "task", "key", "limit_key")
 kinds_of_pauses = words("queue", "task", "limit_key")
+kinds_of_breakers = words("task", "limit_key")
 sources_of_pauses = words("operator", "throttle", "breaker")
 kinds_of_roles = words("producer", "worker", "operator", "reader")
 

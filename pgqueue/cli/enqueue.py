@@ -33,6 +33,7 @@ Retention = Annotated[str | None, typer.Option(help="How long history keeps it: 
 Key = Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")]
 Score = Annotated[str | None, typer.Option(help="Its position among the payloads of an accumulating task.")]
 LimitKey = Annotated[str | None, typer.Option(help="The value to which limits of the kind limit_key apply.")]
+Cost = Annotated[int | None, typer.Option(help="How many units of its limits a start takes; default: 1.")]
 Dedupe = Annotated[str | None, typer.Option(help="Only one live job has this task and dedupe key.")]
 DedupeFor = Annotated[
     str | None, typer.Option(help="How long from now the dedupe key holds; default: while the job lives.")
@@ -62,6 +63,7 @@ def enqueue(
     key: Key = None,
     score: Score = None,
     limit_key: LimitKey = None,
+    cost: Cost = None,
     dedupe: Dedupe = None,
     dedupe_for: DedupeFor = None,
     on_conflict: OnConflict = None,
@@ -87,6 +89,7 @@ def enqueue(
         "key": key,
         "score": score,
         "limit_key": limit_key,
+        "cost": cost,
         "dedupe": dedupe,
         "dedupe_for": dedupe_for,
         "on_conflict": on_conflict,

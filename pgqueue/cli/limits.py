@@ -61,9 +61,13 @@ def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
     table = Table(headings, right=right, cut=frozenset({"target"}))
     for each in found:
         rate = None if each["rate"] is None else f"{each['rate']} per {each['per']}"
+        if each["burst"] is not None:
+            rate = f"{rate}, burst {each['burst']}"
         used = _part(each["used"], each["max_executing"])
-        started = _part(each["started"], each["rate"])
-        known = (each["kind"], each["target"], each["max_executing"], rate)
+        started = _part(each["started"], each["burst"] or each["rate"])
+        most = [each["max_executing"], each["max_cost"] and f"{each['max_cost']} units"]
+        at_most = ", ".join(str(number) for number in most if number is not None)
+        known = (each["kind"], each["target"], at_most, rate)
         table.add(*known, each["executing"], used, started, each["parked"])
     table.show()
 
@@ -79,17 +83,28 @@ def set_limit(
     max_executing: Annotated[
         int | None, typer.Option("--max-executing", "-n", help="How many jobs may execute at the same time.")
     ] = None,
-    rate: Annotated[int | None, typer.Option(help="How many jobs may start within --per.")] = None,
+    rate: Annotated[
+        int | None, typer.Option(help="How many jobs, or units of their costs, may start within --per.")
+    ] = None,
     per: Annotated[str | None, typer.Option(help="The length of time for --rate: '1 min'.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(help="The size of a bucket of units, which is filled at the rate.")
+    ] = None,
+    max_cost: Annotated[
+        int | None, typer.Option("--max-cost", help="How many units of jobs may execute at the same time.")
+    ] = None,
     create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Set a limit, or change it; it takes effect at once, over the whole fleet."""
+    """Set a limit, or change it; it takes effect at once, over the whole fleet.
+
+    A job is one unit, or as many as its cost.
+    """
     with connected(dsn) as connection:
         # A key and a limit_key come with their jobs.
         names.require(connection, kind, target, create)
-        changed = perform(connection, operate.set_limit(kind, target, max_executing, rate, per))
+        changed = perform(connection, operate.set_limit(kind, target, max_executing, rate, per, max_cost, burst))
     if as_json:
         output.print_json({"kind": kind, "target": target, "changed": changed})
     else:
@@ -100,7 +115,9 @@ def set_limit(
 def drop_limit(
     kind: LimitKind,
     target: LimitTarget,
-    part: Annotated[str | None, typer.Option(help="Only this part of it: max_executing or rate.")] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Only this part of it: max_executing, rate, max_cost or burst.")
+    ] = None,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:

@@ -50,6 +50,7 @@ COMMANDS = {
     "workers": ("workers", "List workers, and act on one."),
     "limits": ("limits", "Limit how many jobs execute or start at a time; pause and throttle."),
     "shares": ("shares", "Say how many jobs a tenant of a fair queue starts in its turn."),
+    "breakers": ("breakers", "Stop tasks and limit_keys for a while where too many of their attempts fail."),
     "schedules": ("schedules", "List schedules, add one, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),

@@ -215,6 +215,11 @@ def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
     )
 
 
+def spent(job_id: int, reservation: int, units: int) -> Call[bool]:
+    """Say how many units a job has taken of its limits; reads whether it was still held."""
+    return Call(b"select pgqueue.spent(%s::bigint, %s::bigint, %s::integer)", (job_id, reservation, units), read_first)
+
+
 def throttled(job_id: int, reservation: int, delay: timedelta | str, of: str | None, reason: str) -> Call[str | None]:
     """Give a job back, and throttle its limit_key or task. Reads "throttled"; its state if the attempt counted; or None
     if it was no longer held."""

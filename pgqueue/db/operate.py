@@ -274,12 +274,19 @@ def explain(job_id: int) -> Call[dict[str, Any]]:
 
 
 def set_limit(
-    kind: str, target: str, max_executing: int | None, rate: int | None, per: timedelta | str | None
+    kind: str,
+    target: str,
+    max_executing: int | None,
+    rate: int | None,
+    per: timedelta | str | None,
+    max_cost: int | None = None,
+    burst: int | None = None,
 ) -> Call[bool]:
-    """Limit how many jobs execute or start; reads whether anything changed."""
+    """Limit how many jobs, or units of their costs, execute or start; reads whether anything changed."""
     return Call(
-        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, per => %s::interval)",
-        (kind, target, max_executing, rate, per),
+        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, per => %s::interval,"
+        b" max_cost => %s::integer, burst => %s::integer)",
+        (kind, target, max_executing, rate, per, max_cost, burst),
         read_first,
     )
 
@@ -295,7 +302,7 @@ def shares() -> Call[list[dict[str, Any]]]:
 
 
 def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:
-    """Remove a limit, or one `part` of it (max_executing or rate); reads whether there was one."""
+    """Remove a limit, or one `part` of it (max_executing, rate, max_cost or burst); reads whether there was one."""
     return Call(b"select pgqueue.drop_limit(%s::text, %s::text, %s::text)", (kind, target, part), read_first)
 
 
@@ -320,6 +327,20 @@ def throttle(kind: str, target: str, delay: timedelta | str, reason: str | None)
         (kind, target, delay, reason),
         read_first,
     )
+
+
+def set_breaker(kind: str, target: str, failures: float, of: int, pause: timedelta | str) -> Call[bool]:
+    """Stop a task or a limit_key where too many attempts fail; reads whether anything changed."""
+    return Call(
+        b"select pgqueue.set_breaker(%s::text, %s::text, %s::double precision, %s::integer, %s::interval)",
+        (kind, target, failures, of, pause),
+        read_first,
+    )
+
+
+def remove_breaker(kind: str, target: str) -> Call[bool]:
+    """Remove a breaker; reads whether there was one."""
+    return Call(b"select pgqueue.remove_breaker(%s::text, %s::text)", (kind, target), read_first)
 
 
 def pause_queue(queue: str) -> Call[bool]:

@@ -42,6 +42,7 @@ OPTION_TYPES = {
     "run_if": "text",
     "group_id": "bigint",
     "retry_cap": "interval",
+    "cost": "integer",
 }
 
 

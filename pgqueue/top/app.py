@@ -43,7 +43,7 @@ _COLUMNS = {
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
     "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
     "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
-    "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting"),
+    "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting", "paused"),
 }
 
 
@@ -198,7 +198,7 @@ class Top(App[None]):
             )
 
     def action_pause(self) -> None:
-        """Pause the queue, schedule or worker under the cursor, or resume it."""
+        """Pause the queue, schedule, worker, task or limit_key under the cursor, or resume it."""
         tab, database, row = self._row()
         if tab == "queues" and row:
             call = operate.resume_queue(row[0]) if row[-1] else operate.pause_queue(row[0])
@@ -206,6 +206,10 @@ class Top(App[None]):
         elif tab == "schedules" and row:
             call = operate.resume_schedule(row[0]) if row[5] else operate.pause_schedule(row[0])
             self._do(database, call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
+        elif tab == "limits" and row and row[0] != "key":
+            kind, target, source = row[0], row[1], row[-1].split(" ")[0]
+            call = operate.resume(kind, target, source) if source else operate.pause(kind, target, None, None)
+            self._do(database, call, lambda _: f"{kind} {target}: {'resumed' if source else 'paused'}")
         elif tab == "workers" and row:
             call = operate.resume_worker(row[0]) if row[2] == "quiet" else operate.quiet_worker(row[0])
             asked = "resume" if row[2] == "quiet" else "be quiet"
@@ -412,12 +416,18 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 paused = (each["paused_at"] or "")[:19]
                 yield (each["name"], when, each["task"], each["next_at"], each["last_outcome"], paused, each["error"])
         case "limits":
+            paused_by = {(each["kind"], each["target"]): _pause(each) for each in stats["pauses"]}
             for each in stats["limits"]:
                 used, most = each["used"], each["max_executing"]
                 executing = each["executing"] if most is None else f"{used} of {most}"
-                started = f"{each['started']} of {each['rate']} per {each['per']}" if each["rate"] else None
+                most_started = each["burst"] or each["rate"]
+                started = f"{each['started']} of {most_started} per {each['per']}" if most_started else None
                 fullest = each["used_by"] or each["started_by"]
-                yield (each["kind"], each["target"], executing, started, fullest, each["parked"])
+                paused = paused_by.pop((each["kind"], each["target"]), None)
+                yield (each["kind"], each["target"], executing, started, fullest, each["parked"], paused)
+            # What is paused and has no limit.
+            for (kind, target), paused in paused_by.items():
+                yield (kind, target, None, None, None, None, paused)
 
 
 def _overview(
@@ -463,6 +473,12 @@ def _seconds(value: float) -> str:
         if value < limit:
             return f"{value / divisor:.0f} {unit}"
     return f"{value / 86_400:.0f} d"
+
+
+def _pause(each: dict[str, Any]) -> str:
+    """Say what stands still: by whom, and until when."""
+    until = f"until {each['until'][:19]}" if each["until"] else "until resumed"
+    return f"{each['source']} {until}"
 
 
 def _asked(done: bool, what: str) -> str:

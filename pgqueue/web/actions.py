@@ -246,7 +246,8 @@ async def limit(context: Context) -> Response:
         await change(context, operate.drop_limit(kind, target))
         return context.go("limits", said="the limit is removed")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
-    await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None))
+    units, burst = _maybe_number(form, "max_cost"), _maybe_number(form, "burst")
+    await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None, units, burst))
     return context.go("limits", said="the limit applies from now on")
 
 

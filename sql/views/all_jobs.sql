@@ -11,7 +11,7 @@ select
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
     j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into,
     j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress, j.enqueued_by,
-    j.depends_on, j.run_if, j.group_id, (j.reservation >> 20)::integer as claims
+    j.depends_on, j.run_if, j.group_id, (j.reservation >> 20)::integer as claims, j.cost
 from pgqueue.jobs j
 union all
 select
@@ -20,7 +20,7 @@ select
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
     h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into,
     h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress, h.enqueued_by,
-    h.depends_on, h.run_if, h.group_id, (h.reservation >> 20)::integer
+    h.depends_on, h.run_if, h.group_id, (h.reservation >> 20)::integer, h.cost
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -65,3 +65,4 @@ comment on column pgqueue.all_jobs.depends_on is 'The jobs for which it waits, o
 comment on column pgqueue.all_jobs.run_if is 'How those jobs must end so that it starts: succeeded, finished or failed.';
 comment on column pgqueue.all_jobs.group_id is 'The group that it is a member of.';
 comment on column pgqueue.all_jobs.claims is 'How often it was reserved.';
+comment on column pgqueue.all_jobs.cost is 'How many units of its limits a start takes; null: 1.';

@@ -482,6 +482,35 @@ def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -
     assert "max_executing" in refused.err
 
 
+def test_a_limit_of_units_is_set_listed_and_dropped_by_parts(run: Run, conn: psycopg.Connection) -> None:
+    units = ("--rate", 90000, "--per", "1 min", "--burst", 10000, "--max-cost", 20000)
+    assert run("limits", "set", "limit_key", "llm", *units).out == "Limit limit_key llm: set\n"
+    listed = run("limits", "list").out
+    assert "20000 units" in listed
+    assert "90000 per 00:01:00, burst 10000" in listed
+    assert run("limits", "drop", "limit_key", "llm", "--part", "burst").out == "Limit limit_key llm: burst dropped\n"
+    job_id = int(run("enqueue", "ask", "--limit-key", "llm", "--cost", 1200).out)
+    assert value(conn, "select cost from pgqueue.jobs where id = %s", job_id) == 1200
+
+
+def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "charge")
+    assert run("breakers", "set", "task", "charge", "--of", 1).out == "Breaker task charge: set\n"
+    assert run("breakers", "set", "task", "charge", "--of", 1).out == "Breaker task charge: unchanged\n"
+    assert "closed" in run("breakers", "list").out
+    enqueue(conn, "charge")
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation)
+    assert "1 of 1 attempts failed" in run("breakers", "list").out
+    [breaker] = run("breakers", "list", "--json").json()
+    assert [each["state"] for each in breaker["opened"]] == ["open"]
+    assert run("breakers", "close", "task", "charge").out == "Breaker task charge: closed\n"
+    assert run("breakers", "close", "task", "charge").out == "Breaker task charge: unchanged\n"
+    assert run("breakers", "remove", "task", "charge").out == "Breaker task charge: removed\n"
+    gone = run("breakers", "remove", "task", "charge")
+    assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
+
+
 @pytest.mark.parametrize("command", ["show", "explain", "retry", "cancel", "delete"])
 def test_a_job_that_is_not_there_is_exit_code_1(command: str, run: Run) -> None:
     done = run("jobs", command, 4711)

@@ -51,6 +51,7 @@ WORKER = (
         "claim_name",
         "next_attempts",
         "snooze",
+        "spent",
         "throttle",
         "throttled",
         "paused_of",
@@ -128,6 +129,8 @@ OPERATING = (
         "set_limit",
         "set_share",
         "drop_limit",
+        "set_breaker",
+        "remove_breaker",
     }
 )
 FUNCTIONS = {
@@ -140,6 +143,7 @@ READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "setting
 READABLE += (
     "pauses",
     "shares",
+    "breakers",
     "schedules",
     "effective_schedules",
     "schedule_history",

@@ -151,6 +151,22 @@ async def test_a_queue_is_paused_and_resumed(filled: psycopg.Connection, databas
             await until(pilot, lambda s=state: bool(cells(pilot, "queues")[0][-1]) is s)
 
 
+async def test_what_is_paused_stands_among_the_limits_and_is_paused_and_resumed_there(
+    filled: psycopg.Connection, database: Database
+) -> None:
+    call(filled, "throttle", "limit_key", "api", "1 hour")
+    async with running(database) as pilot:
+        await show(pilot, "limits")
+        await until(pilot, lambda: [row[1] for row in cells(pilot, "limits")] == ["mail", "api"])
+        assert cells(pilot, "limits")[1][-1].startswith("throttle until ")
+        assert cells(pilot, "limits")[0][-1] == ""
+        for state in ("operator until resumed", ""):
+            await pilot.press("p")
+            await until(pilot, lambda s=state: cells(pilot, "limits")[0][-1] == s)
+        await pilot.press("down", "p")
+        await until(pilot, lambda: len(cells(pilot, "limits")) == 1)
+
+
 async def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, database: Database) -> None:
     async with running(database) as pilot:
         await show(pilot, "workers")

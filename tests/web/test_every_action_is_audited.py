@@ -59,6 +59,8 @@ IN_SQL = {
     "run_schedule_now": "'nightly'",
     "set_limit": "'task', 't', 3",
     "set_share": "'tenant:5', 3",
+    "set_breaker": "'task', 't'",
+    "remove_breaker": "'task', 'other'",
     "set_retry_function": "'t', 'public.waits'",
     "stop_worker": "'w'",
     "unschedule": "'nightly'",
@@ -95,6 +97,8 @@ BY_COMMAND = {
     "run_schedule_now": "schedules run nightly",
     "set_limit": "limits set task t --max-executing 3",
     "set_share": "shares set tenant:5 3",
+    "set_breaker": "breakers set task t",
+    "remove_breaker": "breakers remove task other",
     "stop_worker": "workers stop w",
     "unschedule": "schedules remove nightly",
 }
@@ -134,6 +138,8 @@ BY_FORM = {
 }
 NO_FORM = {
     "set_share",
+    "set_breaker",
+    "remove_breaker",
     "release_from_parents",
     "set_retry_function",
     "grant_access",
@@ -168,6 +174,7 @@ def given(conn: psycopg.Connection, database: Database) -> Iterator[Given]:
         call(conn, "pause_queue", "paused")
         call(conn, "pause", "limit_key", "paused")
         call(conn, "set_limit", "queue", "mail", max_executing=50)
+        call(conn, "set_breaker", "task", "other")
         for name in ("w", "quiet"):
             call(conn, "hello", name)
         call(conn, "quiet_worker", "quiet")

@@ -162,7 +162,7 @@ class ScheduleAdmin(ReadOnly):
 class LimitAdmin(ReadOnly):
     """Limits."""
 
-    list_display = ("kind", "target", "max_executing", "rate", "per")
+    list_display = ("kind", "target", "max_executing", "rate", "per", "max_cost", "burst")
 
 
 @admin.register(Worker)

@@ -74,6 +74,7 @@ class PgqueueTask(Task):
 
     key: str | None = None
     limit_key: str | None = None
+    cost: int | None = None
     score: int | float | Decimal | None = None
     dedupe: str | None = None
     dedupe_for: Interval | None = None

@@ -99,6 +99,8 @@ class Limit(models.Model):
     max_executing = models.IntegerField(null=True)
     rate = models.IntegerField(null=True)
     per = models.DurationField(null=True)
+    max_cost = models.IntegerField(null=True)
+    burst = models.IntegerField(null=True)
 
     class Meta:
         managed = False

@@ -30,7 +30,7 @@ def aliases() -> list[str]:
 # The tables whose rows belong to jobs. Settings, schedules and limits stay.
 _OF_JOBS = (
     "jobs", "history", "dedupe_keys", "dependencies", "steps", "events", "event_waits", "notes", "key_notes",
-    "limit_waits", "limit_starts", "retry_bookings", "lease_promises", "schedule_runs",
+    "limit_waits", "limit_starts", "limit_levels", "retry_bookings", "lease_promises", "schedule_runs",
 )  # fmt: skip
 
 

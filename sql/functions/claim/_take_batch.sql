@@ -24,7 +24,7 @@ declare
     v_merged_reservations bigint[];
     v_kept_ids bigint[];
 begin
-    select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id into v_job
+    select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id, j.cost into v_job
     from pgqueue.jobs j
     where j.ctid = p_row_ctid;
 
@@ -86,6 +86,12 @@ begin
     ) g;
 
     v_jobs := array(select t from pgqueue._take(v_rows, p_now, p_worker, p_lease, v_ids, v_attempts) t);
+    if pgqueue._has_costs() then
+        -- The claim has counted the job that it found.
+        perform pgqueue._settle(j, pgqueue._cost_of(j.id, j.cost, j.followers) - coalesce(v_job.cost, 1))
+        from pgqueue.jobs j
+        where j.id = v_ids[1];
+    end if;
     if v_merged_ids is not null then
         perform pgqueue._finish(v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids);
     end if;

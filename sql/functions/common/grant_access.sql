@@ -129,7 +129,7 @@ begin
             where p.pronamespace = 'pgqueue'::regnamespace and p.proname = any (pgqueue._functions_of(v_grant.kind))
             union all
             select 'select on pgqueue.' || t.name
-            from unnest('{queues,tasks,settings,workers,limits,pauses,shares,samples,audit,schedules}'::text[]) t (name)
+            from unnest('{queues,tasks,settings,workers,limits,pauses,breakers,shares,samples,audit,schedules}'::text[]) t (name)
             where v_grant.reads
             union all
             select 'select on ' || c.oid::regclass
@@ -191,7 +191,7 @@ as $$
             (
                 '{worker}',
                 '{reserve,complete,complete_many,fail,fail_many,exchange,extend,release,release_unheld,held_by,snooze,started,
-                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,write_log,throttle,throttled,paused_of,hold,is_wanted,claim_name,hello,beat,
+                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,write_log,spent,throttle,throttled,paused_of,hold,is_wanted,claim_name,hello,beat,
                 bye,idle,awake,worker_command,maintain,declare_task,schedule}'
             ),
             -- Not for producers: ids are easy to guess.
@@ -212,7 +212,7 @@ as $$
                 '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
                 release_from_parents,delete,run_now_many,kill_many,ask_stack,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
                 configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,kill_worker,
-                set_limit,drop_limit,set_share}'
+                set_limit,drop_limit,set_share,set_breaker,remove_breaker}'
             )
     ) f (kinds, names)
     cross join unnest(f.names) n (name)

@@ -41,20 +41,22 @@ begin
             returning
                 j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention, j.attempts, j.max_attempts, j.losses,
                 j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args, j.headers, j.errors, j.retry, j.score,
-                j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers, j.enqueued_by, j.group_id
+                j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers, j.enqueued_by, j.group_id,
+                j.cost
         ),
         kept as (
             insert into pgqueue.history (
                 id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                 max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
-                errors, result, retry, score, limit_key, dedupe, timeout, crashed_on, progress, enqueued_by, group_id
+                errors, result, retry, score, limit_key, dedupe, timeout, crashed_on, progress, enqueued_by, group_id,
+                cost
             )
             select
                 g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, pgqueue._after(v_now, k.keep_for), g.retention, 'succeeded',
                 g.attempts, g.max_attempts, g.losses, g.priority,
                 case when k.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
                 g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, p_result, g.retry, g.score,
-                g.limit_key, g.dedupe, g.timeout, g.crashed_on, g.progress, g.enqueued_by, g.group_id
+                g.limit_key, g.dedupe, g.timeout, g.crashed_on, g.progress, g.enqueued_by, g.group_id, g.cost
             from gone g
             cross join lateral (
                 select coalesce(
@@ -69,9 +71,10 @@ begin
             where k.keep_for > '0'
         )
         select
-            row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, null)::pgqueue.ended_job as job,
+            row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, null, g.reserved_at)::pgqueue.ended_job as job,
             num_nonnulls(g.dedupe, g.group_id, g.followers, g.limit_key) > 0
                 or exists (select from pgqueue.limits l where l.kind = 'task' and l.target = g.task)
+                or exists (select from pgqueue.breakers b where b.kind = 'task' and b.target = g.task)
                 or (g.key is not null and exists (select from pgqueue.limits l where l.kind = 'key')) as leaves_more,
             g.queue, g.key
         into v_gone

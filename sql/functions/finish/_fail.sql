@@ -69,6 +69,17 @@ begin
         group by a.state
     ) e;
     perform pgqueue._retry_failed(array(select a from unnest(v_attempts) a where a.state = 'failed'));
+    if v_attempts[1].reserved_at is not null then
+        -- Not those that were discarded or cancelled, and of a batch its leader alone.
+        perform pgqueue._note_ends(
+            array(
+                select row(a.job_id, a.task, a.queue, a.key, a.limit_key, null, null, null, null, a.reserved_at)::pgqueue.ended_job
+                from unnest(v_attempts) a
+                where a.state in ('failed', 'dead') and a.n is not null and coalesce(a.retry, true) and a.cancel is null
+            ),
+            true
+        );
+    end if;
     return v_attempts;
 end
 $$;
@@ -90,7 +101,7 @@ begin
         cross join lateral (
             select
                 j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
-                j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue
+                j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue, j.reserved_at
             from pgqueue.jobs j
             where j.id = w.job_id and j.reservation = w.reservation and j.state = v_executing
             for update
@@ -107,7 +118,8 @@ begin
         coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as retry_delay,
         t.retry_jitter,
         coalesce(make_interval(secs => (h.own ->> 'cap')::double precision), t.retry_cap) as retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
-        true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error
+        true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error,
+        case when exists (select from pgqueue.breakers) then h.reserved_at end as reserved_at
     from held h
     left join pgqueue.effective_tasks t on t.name = h.task
     cross join lateral (

@@ -64,7 +64,7 @@ begin
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
-                    j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps, j.leader
+                    j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps, j.leader, j.cost
             ),
             kept as (
                 insert into pgqueue.history (
@@ -72,7 +72,7 @@ begin
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
                     merged_into, timeout, crashed_on, progress, enqueued_by, depends_on, run_if, group_id,
-                    steps
+                    steps, cost
                 )
                 select
                     g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, pgqueue._after(v_now, k.keep_for), g.retention, p_state,
@@ -86,7 +86,8 @@ begin
                     g.result, g.retry, g.score, g.limit_key, g.dedupe, g.merged_into, g.timeout, g.crashed_on, g.progress,
                     g.enqueued_by, g.depends_on, g.run_if, g.group_id,
                     -- The steps of a batch are those of its leader.
-                    case when g.has_steps then pgqueue._steps_as_json(coalesce(g.leader, g.id), p_state <> 'succeeded') end
+                    case when g.has_steps then pgqueue._steps_as_json(coalesce(g.leader, g.id), p_state <> 'succeeded') end,
+                    g.cost
                 from gone g
                 cross join lateral (
                     select greatest(
@@ -119,11 +120,16 @@ begin
                     when p_state <> 'succeeded' then array(select x.id from gone x where x.id not in (select k.id from kept k))
                 end as unkept,
                 array_agg(
-                    row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps)::pgqueue.ended_job
+                    row(
+                        g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps,
+                        case when coalesce(g.leader, g.id) = g.id then g.reserved_at end
+                    )::pgqueue.ended_job
                 ) filter (
                     where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps) > 0
                         or (g.limit_key is not null and exists (select from pgqueue.limits l where l.kind = 'limit_key'))
+                        or (g.limit_key is not null and exists (select from pgqueue.breakers b where b.kind = 'limit_key'))
                         or g.task = any ((select array_agg(l.target) from pgqueue.limits l where l.kind = 'task')::text[])
+                        or g.task = any ((select array_agg(b.target) from pgqueue.breakers b where b.kind = 'task')::text[])
                 ) as more
             into v_gone
             from gone g;
@@ -171,7 +177,8 @@ begin
         array_agg(e.limit_key) as limit_keys,
         array_agg(e.group_id) filter (where e.group_id is not null) as groups,
         array_agg(e.id) filter (where e.has_steps) as stepped,
-        (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members
+        (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members,
+        p_executing and p_state = 'succeeded' and exists (select from pgqueue.breakers) as has_breakers
     into v_more
     from unnest(p_ended) e;
     if v_more.members is not null then
@@ -180,6 +187,9 @@ begin
     end if;
     if v_more.deduped is not null then
         perform pgqueue._free_dedupe(v_more.deduped);
+    end if;
+    if v_more.has_breakers then
+        perform pgqueue._note_ends(p_ended, false);
     end if;
     if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.limited_keys, v_more.limit_keys)) then
         perform pgqueue._leave_limits(v_more.tasks, v_more.limited_keys, v_more.limit_keys);

@@ -14,7 +14,8 @@ as $$
     cross join unnest(paused_of.job_ids) w (id)
     cross join lateral (select x.id, x.queue, x.task, x.limit_key from pgqueue.jobs x where x.id = w.id) j
     where exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = j.queue and p.until > c.now)
-        or exists (select from pgqueue._pauses_of(j.task, j.limit_key, c.now))
+        -- Not a half-open breaker: the job is its probe.
+        or exists (select from pgqueue._pauses_of(j.task, j.limit_key, c.now) p where p.until > c.now)
 $$;
 
 comment on function pgqueue.paused_of(bigint[]) is

@@ -39,7 +39,8 @@ as $$
 $$;
 
 -- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
--- not show the jobs that were blocked since: then the next claim or maintain does it.
+-- not show the jobs that were blocked since: then the next claim or maintain does it, and also where costs decide which of
+-- them may start.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
@@ -51,16 +52,16 @@ declare
 begin
     -- Most limits block no job: one query asks for all.
     for v_limit in
-        select n.name, n.count
+        select n.name, n.count, n.is_costed
         from (
-            select l.name, sum(j.count)::integer as count
+            select l.name, sum(j.count)::integer as count, bool_or(l.max_cost is not null) as is_costed
             from (
                 select u.task, u.key, u.limit_key, count(*) as count
                 from unnest(p_tasks, p_keys, p_limit_keys) u (task, key, limit_key)
                 group by grouping sets ((u.task), (u.key), (u.limit_key))
             ) j
             cross join lateral pgqueue._limits_of(null, j.task, j.key, j.limit_key) l
-            where l.max_executing is not null
+            where num_nonnulls(l.max_executing, l.max_cost) > 0
             group by l.name
             offset 0
         ) n
@@ -74,7 +75,7 @@ begin
         where v_old or w.is_waiting
         order by n.name
     loop
-        if v_old then
+        if v_old or v_limit.is_costed then
             insert into pgqueue.limit_waits (name, next_at) values (v_limit.name, pgqueue._clock());
         else
             perform pgqueue._unblock(v_limit.name, v_limit.count);
@@ -101,8 +102,10 @@ declare
     v_kind text;
     v_limit record;
     v_capacity integer;
+    v_units double precision;
     v_next_at timestamptz;
     v_timed boolean;
+    v_count integer;
     v_released integer := 0;
 begin
     if not exists (select from pgqueue.limit_waits w where w.next_at <= v_now) then
@@ -146,12 +149,23 @@ begin
         ) l
         where l.name = v_name;
         -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
-        select r.capacity, r.next_at, r.timed into v_capacity, v_next_at, v_timed
+        select r.capacity, r.next_at, r.timed, r.units into v_capacity, v_next_at, v_timed, v_units
         from pgqueue._capacity_of(
-            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now, v_lease_head
+            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_limit.max_cost,
+            v_limit.burst, v_now, v_lease_head
         ) r;
+        v_count := 0;
         if v_capacity > 0 then
-            v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
+            v_count := pgqueue._unblock(
+                v_name, least(v_capacity, p_jobs),
+                least(v_units, coalesce(v_limit.burst, v_limit.rate), v_limit.max_cost), v_units = 'infinity'
+            );
+            v_released := v_released + v_count;
+        end if;
+        if v_count = 0 and v_capacity > 0 and v_timed and pgqueue._has_costs() then
+            -- The first of them costs more than there is.
+            null;
+        elsif v_capacity > 0 then
             v_timed := v_limit.rate is not null;
             -- Under a rate, the next start is allowed about per / rate later.
             v_next_at := v_now + case
@@ -162,7 +176,7 @@ begin
         elsif not v_timed then
             -- A safety net: normally jobs that end release the blocked ones, but only those that they see. resume() leaves a
             -- row of its own.
-            v_next_at := least(v_limit.until, v_now + case when v_limit.kind = 'pause' then interval '1 min' else '1 s' end);
+            v_next_at := least(case when v_limit.until > v_now then v_limit.until end, v_now + case when v_limit.kind = 'pause' then interval '1 min' else '1 s' end);
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
         select v_name, v_next_at, v_timed
@@ -176,9 +190,12 @@ begin
 end
 $$;
 
--- Releases the first p_count jobs that a limit blocks, and returns how many there were. What a pause has blocked may be a
--- million jobs: it comes after what waits.
-create or replace function pgqueue._unblock(p_name text, p_count integer)
+-- Releases the first p_count jobs that a limit blocks, as long as they cost no more than p_units together, and returns how many
+-- there were. p_is_full: nothing of the limit is taken, and the first one comes whatever it costs. What a pause has blocked may be
+-- a million jobs: it comes after what waits.
+create or replace function pgqueue._unblock(
+    p_name text, p_count integer, p_units double precision default null, p_is_full boolean default false
+)
 returns integer
 language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off
@@ -188,15 +205,21 @@ declare
     v_ready_at timestamptz;
     v_lane record;
 begin
-    select array_agg(p.row_ctid) into v_rows
+    select array_agg(u.row_ctid) into v_rows
     from (
-        select j.ctid as row_ctid
-        from pgqueue.jobs j
-        where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
-        order by j.blocked_on, j.priority desc, j.ready_at, j.id
-        limit p_count
-        for update skip locked
-    ) p;
+        select
+            p.row_ctid, row_number() over () as n,
+            sum(p.cost) over (rows between unbounded preceding and current row) as units
+        from (
+            select j.ctid as row_ctid, coalesce(j.cost, 1) as cost
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
+            order by j.blocked_on, j.priority desc, j.ready_at, j.id
+            limit p_count
+            for update skip locked
+        ) p
+    ) u
+    where p_units is null or u.units <= p_units + 1e-6 or (p_is_full and u.n = 1);
     if v_rows is null then
         return 0;
     end if;

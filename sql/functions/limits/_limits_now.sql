@@ -9,6 +9,7 @@ as $$
         jsonb_agg(
             jsonb_build_object(
                 'kind', l.kind, 'target', l.target, 'max_executing', l.max_executing, 'rate', l.rate, 'per', l.per,
+                'max_cost', l.max_cost, 'burst', l.burst,
                 'executing', e.executing,
                 'used', case when p.prefix is null then e.executing else v.used end, 'used_by', v.value,
                 'started', s.started, 'started_by', s.value,
@@ -26,7 +27,7 @@ as $$
                     ) c
                 ) + case
                     -- A limit on a queue blocks no job: a claim takes fewer of those that are due.
-                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.started >= l.rate)
+                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.started >= coalesce(l.burst, l.rate))
                     then (
                         select coalesce(sum(r.due), 0)
                         from (select distinct a.priority from pgqueue.lanes a where a.queue = l.target) a
@@ -72,7 +73,8 @@ as $$
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
 $$;
 
--- The starts of a limit_key with * are those of the value that has the most: each has the rate for itself.
+-- The units that were started, or, in a bucket, that are taken. For a limit_key with * they are those of the value that has the
+-- most: each has the rate for itself.
 create or replace function pgqueue._started_now(
     p_limit pgqueue.limits, p_prefix text, p_most integer, out started bigint, out value text
 )
@@ -83,6 +85,29 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     if p_limit.rate is null then
+        return;
+    end if;
+    if p_limit.burst is not null then
+        select ceil(p_limit.burst - v.level), case when p_prefix is not null then substr(n.name, length('limit_key:') + 1) end
+        into started, value
+        from (
+            select p_limit.kind || ':' || p_limit.target as name where p_prefix is null
+            union
+            select x.name
+            from (
+                select y.name
+                from pgqueue.limit_levels y
+                where not y.is_spent and y.name >= 'limit_key:' || p_prefix and starts_with(y.name, 'limit_key:' || p_prefix)
+                limit p_most
+            ) x
+            where (
+                select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
+            ) = p_limit.target
+        ) n
+        cross join lateral pgqueue._level_of(n.name, p_limit.rate, p_limit.per, p_limit.burst, v_now) v
+        order by v.level, n.name
+        limit 1;
+        started := coalesce(started, 0);
         return;
     end if;
     if p_prefix is null then

@@ -18,31 +18,36 @@
 
 -- Inlined, as the next ones: no SET, and stable.
 create or replace function pgqueue._limits_of(p_queue text, p_task text, p_key text, p_limit_key text)
-returns table (name text, kind text, target text, max_executing integer, rate integer, per interval, rule text)
+returns table (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, rule text, max_cost integer,
+    burst integer
+)
 language sql stable parallel safe rows 2
 as $$
-    select 'queue:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
+    select 'queue:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
     from pgqueue.limits l
     where l.kind = 'queue' and l.target = p_queue
     union all
-    select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
+    select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
     from pgqueue.limits l
     where l.kind = 'task' and l.target = p_task
     union all
-    select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
+    select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
     from pgqueue.limits l
     where l.kind = 'key' and p_key is not null and starts_with(p_key, l.target)
     union all
     -- The limit of the value itself, else that of the longest prefix*.
     (
         (
-            select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
+            select
+                'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
             from pgqueue.limits l
             where p_limit_key is not null and l.kind = 'limit_key' and l.target = p_limit_key
         )
         union all
         (
-            select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
+            select
+                'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
             from pgqueue.limits l
             where p_limit_key is not null and l.kind = 'limit_key' and right(l.target, 1) = '*'
                 and starts_with(p_limit_key, left(l.target, -1))
@@ -53,17 +58,18 @@ as $$
     )
 $$;
 
--- The pauses of a task and of a limit_key, each under its name with its longest end. Every one that matches stops a job.
+-- The pauses of a task and of a limit_key, each under its name with its longest end. Every one that matches stops a job. That of a
+-- breaker has no end: from its half_open_at on it lets one job through.
 create or replace function pgqueue._pauses_of(p_task text, p_limit_key text, p_now timestamptz)
 returns table (name text, target text, until timestamptz)
 language sql stable parallel safe rows 1
 as $$
-    select 'pause:task:' || p_task, p_task, max(p.until)
+    select 'pause:task:' || p_task, p_task, max(coalesce(p.half_open_at, p.until))
     from pgqueue.pauses p
     where p.kind = 'task' and p.target = p_task and p.until > p_now
     having max(p.until) is not null
     union all
-    select 'pause:limit_key:' || p_limit_key, p_limit_key, max(p.until)
+    select 'pause:limit_key:' || p_limit_key, p_limit_key, max(coalesce(p.half_open_at, p.until))
     from pgqueue.pauses p
     where p.kind = 'limit_key' and p.target = p_limit_key and p.until > p_now
     having max(p.until) is not null
@@ -79,47 +85,76 @@ as $$
     group by p.target
 $$;
 
--- What may stop a job: its limits and pauses. A pause lets nothing execute.
+-- What may stop a job: its limits and pauses. A pause lets nothing execute, a half-open breaker one probe.
 create or replace function pgqueue._rules_of(
     p_queue text, p_task text, p_key text, p_limit_key text, p_now timestamptz
 )
 returns table (
-    name text, kind text, target text, max_executing integer, rate integer, per interval, until timestamptz
+    name text, kind text, target text, max_executing integer, rate integer, per interval, until timestamptz,
+    max_cost integer, burst integer
 )
 language sql stable parallel safe rows 2
 as $$
-    select l.name, l.kind, l.target, l.max_executing, l.rate, l.per, null::timestamptz
+    select l.name, l.kind, l.target, l.max_executing, l.rate, l.per, null::timestamptz, l.max_cost, l.burst
     from pgqueue._limits_of(p_queue, p_task, p_key, p_limit_key) l
     union all
-    select p.name, 'pause', p.target, 0, null, null, p.until from pgqueue._pauses_of(p_task, p_limit_key, p_now) p
+    select
+        p.name, case when p.until > p_now then 'pause' else 'probe' end, p.target, (p.until <= p_now)::integer, null, null, p.until,
+        null, null
+    from pgqueue._pauses_of(p_task, p_limit_key, p_now) p
 $$;
 
--- How many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it
--- again if none may.
+-- How many more jobs of one unit may start under a limit, counting committed jobs and those of this transaction, and when to
+-- check it again if none may. units: see _units_of; null: it counts jobs alone.
 create or replace function pgqueue._capacity_of(
-    p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
-    p_lease_head timestamptz
+    p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_max_cost integer,
+    p_burst integer, p_now timestamptz, p_lease_head timestamptz
 )
-returns table (capacity integer, next_at timestamptz, timed boolean)
+returns table (capacity integer, next_at timestamptz, timed boolean, units double precision)
 language sql stable parallel safe rows 1
 as $$
     select
-        least(e.capacity, r.capacity)::integer,
+        least(e.capacity, w.capacity)::integer,
         -- Also below the limit: the claim may use up the capacity, and block further jobs.
-        case when u.timed then pgqueue._after(coalesce(r.first_at, p_now), p_per) else p_now + interval '100 ms' end,
-        u.timed
+        case
+            when not u.timed then p_now + interval '100 ms'
+            when p_burst is null and not pgqueue._has_costs() then pgqueue._after(coalesce(r.first_at, p_now), p_per)
+            else pgqueue._units_at(p_name, p_rate, p_per, p_burst, w.units, pgqueue._wanted_units(p_name, p_now), p_now)
+        end,
+        u.timed,
+        w.units
     from (
-        select case when p_max_executing is null then 1000000 else p_max_executing - x.executing end as capacity
+        select case
+            when p_max_executing is null then 1000000
+            when p_kind = 'probe' then pgqueue._may_probe(split_part(p_name, ':', 2), p_target, p_now)
+            else p_max_executing - x.executing
+        end as capacity
         from pgqueue._executing_under(p_kind, p_target, coalesce(p_max_executing, 0), p_lease_head) x
         offset 0
     ) e
     cross join lateral (
         -- Starts in the future were recorded before the clock stepped back.
-        select p_rate - coalesce(sum(s.started), 0) as capacity, min(s.at) as first_at
+        select p_rate - coalesce(sum(s.started), 0) as units, min(s.at) as first_at
         from pgqueue.limit_starts s
-        where p_rate is not null and s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s'
+        where p_rate is not null and p_burst is null and s.name = p_name and s.at > pgqueue._after(p_now, -p_per)
+            and s.at <= p_now + interval '1 s'
     ) r
-    cross join lateral (select coalesce(e.capacity > 0 and r.capacity <= e.capacity, false) as timed) u
+    cross join lateral (
+        select c.units, case when c.units = 'infinity' then least(coalesce(p_burst, p_rate), p_max_cost) else floor(c.units + 1e-6) end as capacity
+        from (
+            select case
+                when num_nonnulls(p_max_cost, p_burst) > 0 then pgqueue._units_of(
+                    p_name, p_kind, p_target, p_rate, p_per, p_max_cost, p_burst, r.units, p_now, p_lease_head
+                )
+                when r.units >= p_rate then 'infinity'
+                else r.units
+            end as units
+            offset 0
+        ) c
+    ) w
+    cross join lateral (
+        select coalesce(p_rate is not null and e.capacity > 0 and w.capacity <= e.capacity, false) as timed
+    ) u
 $$;
 
 -- Each kind fits one index; the others are not asked. For a queue or a task that is the index of leases, which has queue and
@@ -182,15 +217,21 @@ set enable_sort = off
 as $$
 declare
     v_lease_head timestamptz := pgqueue._lease_head();
+    v_found record;
 begin
-    return (
-        select greatest(0, least(p_most, c.capacity))
-        from pgqueue.limits l
-        cross join lateral pgqueue._capacity_of(
-            'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, p_now, v_lease_head
-        ) c
-        where l.kind = 'queue' and l.target = p_queue
-    );
+    select greatest(0, least(p_most, c.capacity)) as jobs, c.units into v_found
+    from pgqueue.limits l
+    cross join lateral pgqueue._capacity_of(
+        'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst, p_now, v_lease_head
+    ) c
+    where l.kind = 'queue' and l.target = p_queue;
+    -- None passes the first job, also if another claim has locked it: what costs much would never start.
+    if v_found.jobs > 0 and v_found.units < 'infinity' and pgqueue._has_costs()
+        and v_found.units < pgqueue._wanted_units('queue:' || p_queue, p_now)
+    then
+        return 0;
+    end if;
+    return v_found.jobs;
 end
 $$;
 
@@ -206,17 +247,36 @@ begin
     select
         l.name,
         case
+            when c.units < w.units and (w.units > 1 or num_nonnulls(l.max_cost, l.burst) > 0) then format(
+                'its limit %s has %s of %s units%s', l.name, to_char(floor(c.units), 'FM999,999,999,990'),
+                to_char(w.units, 'FM999,999,999,990'),
+                case when c.timed then ', full enough in ' || ceil(extract(epoch from a.next_at - p_now)) || ' s' end
+            )
             when c.timed
                 then format('%s of %s jobs started within %s under the limit %s', l.rate - c.capacity, l.rate, l.per, l.name)
             -- Counted up to the limit.
             else format('%s of %s jobs execute under the limit %s', l.max_executing, l.max_executing, l.name)
         end,
-        case when c.timed then c.next_at end
+        a.next_at
     from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
     cross join lateral pgqueue._capacity_of(
-        l.name, l.kind, l.target, l.max_executing, l.rate, l.per, p_now, v_lease_head
+        l.name, l.kind, l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst, p_now, v_lease_head
     ) c
-    where (p_name is null or l.name = p_name) and c.capacity <= 0
+    -- What it blocks waits for the first of them.
+    cross join lateral (
+        select least(
+            case when p_name is null then coalesce(p_job.cost, 1) else pgqueue._wanted_units(l.name, p_now) end,
+            coalesce(l.burst, l.rate), l.max_cost
+        ) as units
+    ) w
+    cross join lateral (
+        select case
+            when c.timed and (l.burst is not null or w.units > 1)
+                then pgqueue._units_at(l.name, l.rate, l.per, l.burst, c.units, w.units, p_now)
+            when c.timed then c.next_at
+        end as next_at
+    ) a
+    where (p_name is null or l.name = p_name) and (c.capacity <= 0 or c.units < w.units)
     limit 1;
 end
 $$;

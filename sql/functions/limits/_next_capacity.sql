@@ -1,5 +1,5 @@
 -- When a worker that found nothing should claim again because of limits: for blocked jobs the time that their rate gives,
--- for a queue that has used up its rate the end of the oldest start. And when the next pause ends.
+-- for a queue that has used up its rate the time at which its first job may start. And when the next pause ends.
 create or replace function pgqueue._next_capacity(p_queues text[], p_now timestamptz)
 returns timestamptz
 language sql
@@ -15,21 +15,20 @@ as $$
             limit 1
         ),
         (
-            select nullif(min(p.until), 'infinity')
+            select nullif(min(coalesce(p.half_open_at, p.until)), 'infinity')
             from pgqueue.pauses p
-            where p.until > p_now and (p.kind <> 'queue' or p_queues is null or p.target = any (p_queues))
+            where coalesce(p.half_open_at, p.until) > p_now and p.until > p_now and (p.kind <> 'queue' or p_queues is null or p.target = any (p_queues))
         ),
         (
-            select min(pgqueue._after(used.first_at, l.per))
+            select min(c.next_at)
             from pgqueue.limits l
-            cross join lateral (
-                select sum(s.started) as started, min(s.at) as first_at
-                from pgqueue.limit_starts s
-                where s.name = 'queue:' || l.target and s.at > pgqueue._after(p_now, -l.per) and s.at <= p_now + interval '1 s'
-            ) used
+            cross join lateral pgqueue._capacity_of(
+                'queue:' || l.target, 'queue', l.target, null, l.rate, l.per, null, l.burst, p_now, p_now
+            ) c
             where l.kind = 'queue'
+                and l.rate is not null
                 and (p_queues is null or l.target = any (p_queues))
-                and used.started >= l.rate
+                and c.units < pgqueue._wanted_units('queue:' || l.target, p_now)
         )
     )
 $$;

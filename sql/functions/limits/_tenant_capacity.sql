@@ -17,7 +17,9 @@ begin
         max(case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end) filter (where c.capacity <= 0)
     into rules, capacity, next_at
     from pgqueue._rules_of(null, null, null, nullif(p_limit_key, ''), p_now) r
-    cross join lateral pgqueue._capacity_of(r.name, r.kind, r.target, r.max_executing, r.rate, r.per, p_now, v_lease_head) c;
+    cross join lateral pgqueue._capacity_of(
+        r.name, r.kind, r.target, r.max_executing, r.rate, r.per, r.max_cost, r.burst, p_now, v_lease_head
+    ) c;
 end
 $$;
 

@@ -3,6 +3,8 @@
 -- Each limit is locked and counted once for all jobs of the claim that it touches, in two statements: the second has a
 -- snapshot that shows what others had started before the lock was taken. As a rule all have capacity, and nothing is left
 -- to decide. Else the jobs are gone through in order. A claim that continues counts again: it sees its own starts.
+-- Where jobs have costs, a limit counts units, and its jobs start in order: none passes the first one that does not fit, also
+-- if a claim of before has blocked that one. So small jobs do not keep a large one from starting.
 
 -- p_free: how many may start at most. unstarted: those that do not. skipped: those of them that stay where they are because
 -- another claim starts jobs under one of their limits, or their queue has no capacity. Jobs without capacity are blocked.
@@ -23,7 +25,10 @@ declare
     v_left integer[];
     v_next_at timestamptz[];
     v_timed boolean[];
-    v_started integer[];
+    v_started bigint[];
+    v_costs integer[];
+    v_places integer[];
+    v_units double precision[];
     -- Which are to be locked, which are, and which another claim has locked.
     v_useful boolean[];
     v_locked boolean[];
@@ -33,42 +38,20 @@ declare
     v_full integer;
     v_may_start boolean;
     v_starting integer := 0;
+    v_cost integer := 1;
+    v_has_rates boolean;
+    v_has_buckets boolean;
     -- Jobs without capacity, and the limit of each.
     v_blocked tid[];
     v_blocked_on integer[];
 begin
-    -- A limit that blocks jobs already has no capacity as a rule: it is counted without its lock. A pause never has.
-    select
-        array_agg(row(n.*)::pgqueue.touched_limit order by n.name),
-        array_agg(n.name order by n.name),
-        array_agg(
-            n.kind <> 'pause' and (
-                select true
-                from pgqueue.jobs b
-                where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = n.name
-                order by b.blocked_on, b.priority desc, b.ready_at, b.id
-                limit 1
-            ) is null
-            order by n.name
-        ),
-        array_fill(false, array[count(*)::integer])
-    into v_limits, v_names, v_useful, v_busy
-    from (
-        select l.name, l.kind, l.target, l.max_executing, l.rate, l.per, sum(j.wanted)::integer as wanted
-        from (
-            -- One row for each queue, each task, each key and each limit_key, with nulls for the others.
-            select c.queue, c.task, c.key, c.limit_key, count(*) as wanted
-            from unnest(p_jobs) c
-            where c.is_limited or c.key is not null
-            group by grouping sets ((c.queue), (c.task), (c.key), (c.limit_key))
-        ) j
-        cross join lateral pgqueue._rules_of(j.queue, j.task, j.key, j.limit_key, p_now) l
-        group by l.name, l.kind, l.target, l.max_executing, l.rate, l.per
-    ) n;
+    select t.* into v_limits, v_names, v_useful, v_has_rates, v_has_buckets, v_costs, v_places
+    from pgqueue._touched_limits(p_jobs, p_now) t;
     if v_names is null then
         unstarted := array(select c.row_ctid from unnest(p_jobs[p_free + 1:]) c);
         return;
     end if;
+    v_busy := array_fill(false, array[cardinality(v_names)]);
 
     -- As a rule all others have capacity, and no other claim has a lock: one round. Else the end of the block releases the
     -- locks of this round, and the next takes only those that jobs will start under.
@@ -81,12 +64,17 @@ begin
             );
             -- A later statement: it sees what was started before the lock was free.
             select
-                array_agg(c.capacity order by t.n), array_agg(c.next_at order by t.n), array_agg(c.timed order by t.n),
-                bool_and(v_locked[t.n] and c.capacity >= t.wanted)
-            into v_left, v_next_at, v_timed, v_fits
-            from unnest(v_limits) with ordinality t (name, kind, target, max_executing, rate, per, wanted, n)
+                array_agg(c.capacity order by t.ordinality), array_agg(c.next_at order by t.ordinality),
+                array_agg(c.timed order by t.ordinality), array_agg(c.units order by t.ordinality),
+                bool_and(
+                    v_locked[t.ordinality] and c.capacity >= t.wanted
+                    and (c.units is null or least(c.units, coalesce(t.burst, t.rate), t.max_cost) >= t.units)
+                    and (v_costs is null or c.units is null or t.waiting is null)
+                )
+            into v_left, v_next_at, v_timed, v_units, v_fits
+            from unnest(v_limits) with ordinality t
             cross join lateral pgqueue._capacity_of(
-                t.name, t.kind, t.target, t.max_executing, t.rate, t.per, p_now, v_lease_head
+                t.name, t.kind, t.target, t.max_executing, t.rate, t.per, t.max_cost, t.burst, p_now, v_lease_head
             ) c;
             exit when v_fits;
             -- Those that are locked have capacity, the others have none, and no job is under two.
@@ -112,7 +100,7 @@ begin
     end loop;
 
     if v_fits and cardinality(p_jobs) <= p_free then
-        v_started := array(select l.wanted from unnest(v_limits) l);
+        v_started := array(select l.units from unnest(v_limits) l);
     else
         v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
         v_started := array_fill(0, array[cardinality(v_names)]);
@@ -120,8 +108,13 @@ begin
             v_of_job := coalesce(v_of_jobs[v_n]::integer[], '{}');
             v_full := null;
             v_may_start := true;
+            v_cost := coalesce(v_costs[v_n], 1);
             foreach v_at in array v_of_job loop
-                if v_left[v_at] <= 0 then
+                if v_left[v_at] <= 0 or v_units[v_at] < v_cost - 1e-6 then
+                    v_full := v_at;
+                    -- The next ones wait behind it.
+                    v_left[v_at] := 0;
+                elsif v_units[v_at] is not null and v_limits[v_at].waiting >= v_places[v_n] then
                     v_full := v_at;
                 end if;
                 v_may_start := v_may_start and v_locked[v_at];
@@ -129,8 +122,12 @@ begin
             if v_full is null and v_may_start and v_starting < p_free then
                 v_starting := v_starting + 1;
                 foreach v_at in array v_of_job loop
-                    v_left[v_at] := v_left[v_at] - 1;
-                    v_started[v_at] := v_started[v_at] + 1;
+                    v_left[v_at] := v_left[v_at] - (num_nulls(v_costs, v_units[v_at]) > 0 or v_limits[v_at].max_executing is not null)::integer;
+                    -- Less than the most, if nothing was taken.
+                    v_units[v_at] := case when v_cost = 0 then v_units[v_at] else least(
+                        v_units[v_at], coalesce(v_limits[v_at].burst, v_limits[v_at].rate), v_limits[v_at].max_cost
+                    ) - v_cost end;
+                    v_started[v_at] := v_started[v_at] + v_cost;
                 end loop;
             else
                 unstarted := unstarted || p_jobs[v_n].row_ctid;
@@ -146,12 +143,76 @@ begin
     if v_blocked is not null then
         perform pgqueue._block_on_limits(v_blocked, v_blocked_on, v_names, v_next_at, v_timed);
     end if;
-    if exists (select from unnest(v_limits) l where l.rate is not null) then
+    if v_has_rates then
         insert into pgqueue.limit_starts (name, at, started)
-        select l.name, p_now, v_started[l.n]
-        from unnest(v_limits) with ordinality l (name, kind, target, max_executing, rate, per, wanted, n)
-        where l.rate is not null and v_started[l.n] > 0;
+        select l.name, p_now, v_started[l.ordinality]
+        from unnest(v_limits) with ordinality l
+        where l.rate is not null and l.burst is null and v_started[l.ordinality] > 0;
     end if;
+    if v_has_buckets then
+        perform pgqueue._draw_units(l.name, l.rate, l.per, l.burst, v_started[l.ordinality], p_now)
+        from unnest(v_limits) with ordinality l
+        where l.burst is not null and v_started[l.ordinality] > 0;
+    end if;
+end
+$$;
+
+-- The limits and pauses of these jobs. useful: those that do not block a job yet. costs: what each job costs, and places: its priority,
+-- or 101 if it was blocked before and has come back; null: no job ever had a cost.
+create or replace function pgqueue._touched_limits(
+    p_jobs pgqueue.candidate[], p_now timestamptz, out limits pgqueue.touched_limit[], out names text[], out useful boolean[],
+    out has_rates boolean, out has_buckets boolean, out costs integer[], out places integer[]
+)
+language plpgsql stable
+as $$
+begin
+    if pgqueue._has_costs() then
+        select
+            array_agg(coalesce(j.cost, 1) order by c.ordinality),
+            array_agg(case when j.resumed then 101 else j.priority end order by c.ordinality)
+        into costs, places
+        from unnest(p_jobs) with ordinality c
+        cross join lateral (
+            select x.cost, x.resumed, x.priority from pgqueue.jobs x where x.ctid = c.row_ctid limit 1
+        ) j;
+    end if;
+    -- A limit that blocks jobs already has no capacity as a rule: it is counted without its lock. A pause never has.
+    select
+        array_agg(row(n.*)::pgqueue.touched_limit order by n.name),
+        array_agg(n.name order by n.name),
+        array_agg(n.kind <> 'pause' and n.waiting is null order by n.name),
+        bool_or(n.rate is not null and n.burst is null),
+        bool_or(n.burst is not null)
+    into limits, names, useful, has_rates, has_buckets
+    from (
+        select
+            m.*,
+            (
+                select b.priority
+                from pgqueue.jobs b
+                where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = m.name
+                order by b.blocked_on, b.priority desc, b.ready_at, b.id
+                limit 1
+            ) as waiting
+        from (
+            select
+                l.name, l.kind, l.target, l.max_executing, l.rate, l.per, sum(j.wanted)::integer as wanted, l.max_cost, l.burst,
+                sum(j.units)::bigint as units
+            from (
+                -- One row for each queue, each task, each key and each limit_key, with nulls for the others.
+                select
+                    c.queue, c.task, c.key, c.limit_key, count(*) as wanted,
+                    sum(coalesce(costs[c.ordinality], 1)) as units
+                from unnest(p_jobs) with ordinality c
+                where c.is_limited or c.key is not null
+                group by grouping sets ((c.queue), (c.task), (c.key), (c.limit_key))
+            ) j
+            cross join lateral pgqueue._rules_of(j.queue, j.task, j.key, j.limit_key, p_now) l
+            group by l.name, l.kind, l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst
+        ) m
+        -- Else the probe is copied to each place that uses it.
+        offset 0
+    ) n;
 end
 $$;
 

@@ -68,8 +68,9 @@ language sql stable parallel safe rows 10
 set search_path = pg_catalog, pg_temp
 as $$
     select distinct on (p.kind, p.target)
-        p.kind, p.target, p.source, min(p.at) over (partition by p.kind, p.target), nullif(p.until, 'infinity'), p.reason, p.by
+        p.kind, p.target, p.source, min(p.at) over (partition by p.kind, p.target),
+        nullif(coalesce(p.half_open_at, p.until), 'infinity'), p.reason, p.by
     from pgqueue.pauses p
-    where p.until > p_now
-    order by p.kind, p.target, p.until desc, p.n desc
+    where p.until > p_now and coalesce(p.half_open_at, p.until) > p_now
+    order by p.kind, p.target, coalesce(p.half_open_at, p.until) desc, p.n desc
 $$;

@@ -10,6 +10,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    -- What starts from now on counts for the breaker.
+    insert into pgqueue.breaker_ends (kind, target, at, ended, failed, since)
+    select p.kind, p.target, pgqueue._clock(), 0, 0, pgqueue._clock()
+    from pgqueue.pauses p
+    where resume.source = 'breaker' and p.source = 'breaker' and p.kind = resume.kind and p.target = resume.target;
     return pgqueue._audit(
         'resume', jsonb_build_object('kind', resume.kind, 'target', resume.target, 'source', resume.source),
         pgqueue._resume(resume.kind, resume.target, resume.source)::integer

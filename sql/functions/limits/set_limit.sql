@@ -1,4 +1,5 @@
--- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start within a period.
+-- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start within a period, or how many
+-- units where jobs have costs.
 --
 -- Writes one row of limits, which takes effect at the next claim. An argument that is left out keeps its value. There may
 -- be capacity now, so the next claim or maintain() checks the jobs that the limit blocks. A plain update of limits takes
@@ -6,7 +7,8 @@
 -- at the next start that it allowed before.
 
 create or replace function pgqueue.set_limit(
-    kind text, target text, max_executing integer default null, rate integer default null, per interval default null
+    kind text, target text, max_executing integer default null, rate integer default null, per interval default null,
+    max_cost integer default null, burst integer default null
 )
 returns boolean
 language plpgsql security definer
@@ -15,10 +17,10 @@ as $$
 #variable_conflict use_column
 begin
     perform pgqueue._check_limit(set_limit.kind, set_limit.target);
-    if num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per) = 0 then
+    if num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per, set_limit.max_cost, set_limit.burst) = 0 then
         perform pgqueue._refuse(
             'neither max_executing nor rate is given', 'It would limit nothing.',
-            'Give max_executing, or rate with per; drop_limit() takes a limit away.'
+            'Give max_executing, max_cost, or rate with per; drop_limit() takes a limit away.'
         );
     end if;
     if set_limit.max_executing not between 0 and 1000000 then
@@ -37,11 +39,19 @@ begin
             'Give rate with per: rate => 100, per => ''1 min''.'
         );
     end if;
-    if set_limit.rate not between 1 and 1000000 then
+    if set_limit.burst is not null and set_limit.rate is null and not exists (
+        select
+        from pgqueue.limits l
+        where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
+    ) then
         perform pgqueue._refuse(
-            'rate must be between 1 and 1000000', format('It is %s.', set_limit.rate), 'Give rate within this range.'
+            'burst was given without rate', 'It is the size of a bucket, which is filled at the rate.',
+            'Give rate and per with burst: rate => 90000, per => ''1 min'', burst => 10000.'
         );
     end if;
+    perform pgqueue._check_range(w.what, w.units, 1, 1000000000, format('Give %s within this range.', w.what))
+    from (values ('rate', set_limit.rate), ('max_cost', set_limit.max_cost), ('burst', set_limit.burst)) w (what, units)
+    where w.units is not null;
     if not isfinite(set_limit.per) or set_limit.per not between '1 ms' and '31 days' then
         perform pgqueue._refuse(
             'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per),
@@ -50,20 +60,22 @@ begin
     end if;
 
     -- The row to insert takes what is left out from the stored row: its check constraints apply even if it conflicts.
-    insert into pgqueue.limits as l (kind, target, max_executing, rate, per)
+    insert into pgqueue.limits as l (kind, target, max_executing, rate, per, max_cost, burst)
     select
         set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),
-        coalesce(set_limit.rate, x.rate), coalesce(set_limit.per, x.per)
+        coalesce(set_limit.rate, x.rate), coalesce(set_limit.per, x.per), coalesce(set_limit.max_cost, x.max_cost),
+        coalesce(set_limit.burst, x.burst)
     from (values (1)) one (row)
     left join pgqueue.limits x on x.kind = set_limit.kind and x.target = set_limit.target
     on conflict (kind, target) do update
     set
-        max_executing = coalesce(set_limit.max_executing, l.max_executing),
-        rate = coalesce(set_limit.rate, l.rate),
-        per = coalesce(set_limit.per, l.per)
-    where (l.max_executing, l.rate, l.per) is distinct from (
-        coalesce(set_limit.max_executing, l.max_executing), coalesce(set_limit.rate, l.rate), coalesce(set_limit.per, l.per)
-    );
+        max_executing = excluded.max_executing,
+        rate = excluded.rate,
+        per = excluded.per,
+        max_cost = excluded.max_cost,
+        burst = excluded.burst
+    where (l.max_executing, l.rate, l.per, l.max_cost, l.burst) is distinct from
+        (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst);
     if not found then
         return false;
     end if;
@@ -72,16 +84,18 @@ begin
         'set_limit',
         jsonb_build_object(
             'kind', set_limit.kind, 'target', set_limit.target, 'max_executing', set_limit.max_executing,
-            'rate', set_limit.rate, 'per', set_limit.per
+            'rate', set_limit.rate, 'per', set_limit.per, 'max_cost', set_limit.max_cost, 'burst', set_limit.burst
         )
     );
 end
 $$;
 
-comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
+comment on function pgqueue.set_limit(text, text, integer, integer, interval, integer, integer) is
     'Limit how many jobs execute over the whole fleet; takes effect at once. kind: queue, task, key (all keys that begin with target, together) or limit_key (that value; '
     'target* for each value that begins so, by itself). max_executing: at most this many at a time; rate and per: at most this many starts in any period as long as per. '
-    'An argument that is left out keeps its value; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';
+    'Where jobs have a cost, a rate counts units: the cost of each start. max_cost: at most this many units execute at a time. burst: the rate is a bucket of that size, filled at the rate. Jobs of one limit start in order, '
+    'and one that costs more than the limit has at all starts when nothing of it is taken. '
+    'An argument that is left out keeps its value; drop_limit() removes one of them, or all. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2); select pgqueue.set_limit(''limit_key'', ''llm'', rate => 90000, per => ''1 min'', burst => 10000);';
 
 -- Refuses wrong kinds and targets of limits and pauses.
 create or replace function pgqueue._check_limit(

@@ -218,6 +218,12 @@ begin
     where w.n = any (
         array(select x.n from pgqueue.limit_waits x where x.next_at > v_now + interval '1 s' for update skip locked)
     );
+    -- A bucket is filled from now on, and not only once the clock has come to where it was.
+    update pgqueue.limit_levels l
+    set at = v_now
+    where l.n = any (
+        array(select x.n from pgqueue.limit_levels x where x.at > v_now + interval '1 s' order by x.at for update skip locked)
+    );
 
     -- Lanes of tenants may have something due earlier than that.
     update pgqueue.tenant_lanes t set due_from = v_now, until = v_now where t.due_from > v_now;

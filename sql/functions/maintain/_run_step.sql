@@ -147,6 +147,28 @@ begin
             run.unparked := run.unparked + v_found.released;
             next_cursor := v_found.next_cursor;
             perform pgqueue._tidy('tidy_events', v_now, p_slice);
+        when 'tidy_starts' then
+            -- What spent() left in a transaction that ended late: claims no longer look for it. See _units_of.sql.
+            update pgqueue.limit_levels s
+            set at = v_now
+            where s.n = any (
+                array(
+                    select x.n
+                    from pgqueue.limit_levels x
+                    where x.is_spent and x.at < v_now - interval '10 s'
+                        and x.at <= (
+                            select l.at
+                            from pgqueue.limit_levels l
+                            where l.name = x.name and not l.is_spent
+                            order by l.name, l.n desc
+                            limit 1
+                        ) - interval '10 s'
+                    order by x.at
+                    limit p_slice
+                    for update skip locked
+                )
+            );
+            v_count := pgqueue._tidy(p_step, v_now, p_slice);
         when 'sample' then
             perform pgqueue._sample(v_now);
         when 'hidden' then

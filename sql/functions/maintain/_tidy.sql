@@ -77,9 +77,23 @@ begin
                             and (y.until, y.n) > (x.until, x.n)
                     )
                 $rule$),
+                -- The newest opening of a breaker stays.
+                ('starts', 'breaker_ends', $rule$
+                    x.at < pgqueue._after($1, '-1 day')
+                    and (
+                        x.since is null
+                        or exists (
+                            select from pgqueue.breaker_ends y
+                            where y.kind = x.kind and y.target = x.target and y.since is not null and y.n > x.n
+                        )
+                    )
+                    order by x.at
+                $rule$),
                 ('starts', 'limit_starts', $rule$
                     x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
                 $rule$),
+                -- A bucket that nothing was taken from for that long counts as full.
+                ('starts', 'limit_levels', $rule$ x.at < pgqueue._after($1, '-32 days') $rule$),
                 -- One that has not reached all jobs that waited when it was emitted stays.
                 ('events', 'events', $rule$
                     x.kept_until <= $1 - interval '10 min'

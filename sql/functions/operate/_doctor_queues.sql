@@ -42,13 +42,38 @@ as $$
     where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
     union all
     select
+        'warning', 'limit', w.name,
+        format('the first job that waits for it costs %s units, and it has %s at most: the job starts when nothing of it is taken, and those behind it wait',
+            w.units, w.most),
+        format('pgqueue limits set %s --%s %s', w.of, w.part, w.units)
+    from (
+        select
+            l.kind || ':' || l.target as name, l.kind || ' ' || pgqueue._shell_quoted(l.target) as of,
+            case when l.burst is not null then 'burst' when l.rate is not null then 'rate' else 'max-cost' end as part,
+            least(coalesce(l.burst, l.rate), l.max_cost) as most, pgqueue._wanted_units(l.kind || ':' || l.target, p_now) as units
+        from pgqueue.limits l
+    ) w
+    where w.units > w.most
+    union all
+    select
         'warning', 'paused', format('%s:%s', s.kind, s.target),
         format('nothing of it starts since %s, until %s: %s', s.since, coalesce(s.until::text, 'resume()'),
             concat_ws(', ', s.source || ' ' || s.by, s.reason)),
         format('select pgqueue.resume(%L, %L, %L);', s.kind, s.target, s.source)
     from pgqueue._standing(p_now) s
     -- A queue that has jobs due is found above.
-    where s.since < p_now - interval '1 day' and (s.kind <> 'queue' or pgqueue._due_in(s.target, p_now) = 0)
+    where s.since < p_now - interval '1 day' and s.source <> 'breaker' and (s.kind <> 'queue' or pgqueue._due_in(s.target, p_now) = 0)
+    union all
+    select
+        'warning', 'breaker', format('%s:%s', p.kind, p.target),
+        format('the breaker opened at %s (%s) %s', p.at, p.reason, case
+            when p.half_open_at > p_now then format('and nothing of it starts until %s', p.half_open_at)
+            else 'and is half-open: one job at a time starts, until an attempt succeeds or fails'
+        end),
+        'correct what its attempts fail with; to start all of it at once: '
+            || format('select pgqueue.resume(%L, %L, ''breaker'');', p.kind, p.target)
+    from pgqueue.pauses p
+    where p.source = 'breaker' and p.until > p_now
     union all
     select
         'warning', 'limit', j.blocked_on, format('a limit that no longer exists holds back at least %s', pgqueue._counted(count(*), 'job')),

@@ -58,7 +58,7 @@ begin
         array_agg(g.id) filter (where g.depends_on is not null) as children,
         array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
         array_agg(g.id) filter (where g.has_steps) as stepped,
-        array_agg(row(g.id, null, null, null, null, null, null, g.followers, true)::pgqueue.ended_job)
+        array_agg(row(g.id, null, null, null, null, null, null, g.followers, true, null)::pgqueue.ended_job)
             filter (where g.has_steps and g.followers is not null) as leaders
     into v_gone
     from gone g;

@@ -151,11 +151,12 @@ comment on function pgqueue.explain(bigint) is
     'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused, throttled or breaker (its queue, task or limit_key); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
--- Which pause stops a job: of all that match, the one that ends last.
+-- Which pause stops a job: of all that match, the one that ends last; or which breaker is half-open.
 create or replace function pgqueue._explain_pause(p_job pgqueue.jobs, p_now timestamptz)
 returns table (reason text, detail text, until timestamptz)
 language sql stable rows 1
 as $$
+    (
     select
         case s.source when 'operator' then 'paused' when 'throttle' then 'throttled' else s.source end,
         concat(
@@ -168,6 +169,17 @@ as $$
     where (s.kind = 'queue' and s.target = p_job.queue)
         or format('pause:%s:%s', s.kind, s.target) in (select p.name from pgqueue._pauses_of(p_job.task, p_job.limit_key, p_now) p)
     order by s.until desc nulls first
+    limit 1
+    )
+    union all
+    select
+        'breaker',
+        format('the breaker of %s %s is half-open since %s: one job at a time starts, until an attempt succeeds or fails',
+            replace(b.kind, '_', ' '), b.target, b.half_open_at),
+        null
+    from pgqueue.pauses b
+    where b.source = 'breaker' and b.until > p_now and b.half_open_at <= p_now
+        and format('pause:%s:%s', b.kind, b.target) in (select p.name from pgqueue._pauses_of(p_job.task, p_job.limit_key, p_now) p)
     limit 1
 $$;
 

@@ -61,6 +61,14 @@ begin
     group by s.kind, s.source
     union all
     select
+        'pgqueue_breakers_open',
+        jsonb_build_object('kind', b.kind, 'state', case when b.half_open_at > v_now then 'open' else 'half_open' end),
+        count(*)::double precision
+    from pgqueue.pauses b
+    where b.source = 'breaker' and b.until > v_now
+    group by b.kind, b.half_open_at > v_now
+    union all
+    select
         'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
         (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', v_now) w)::double precision
     from queues q

@@ -112,7 +112,7 @@ begin
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
                 lane_key, dedupe, timeout, enqueued_by,
-                depends_on, run_if, group_id, has_steps
+                depends_on, run_if, group_id, has_steps, cost
             )
             overriding system value
             select
@@ -125,7 +125,7 @@ begin
                 case when g.limit_key is not null then pgqueue._lane_key(g.queue, g.limit_key) end,
                 g.dedupe, g.timeout, g.enqueued_by,
                 g.depends_on, g.run_if, g.group_id,
-                case when g.steps is not null then true end
+                case when g.steps is not null then true end, g.cost
             from gone g
             -- A job that was to run at once is due, also where the clock has stepped back since its enqueue.
             cross join lateral (select p_at_once or g.run_at <= greatest(v_now, g.created_at) as is_due) d

@@ -40,6 +40,27 @@ begin
         ),
         'limits', pgqueue._limits_now(case when stats.recent is not false then 10000 else 1000000000 end),
         'pauses', (select coalesce(jsonb_agg(to_jsonb(p)), '[]') from (select x.* from pgqueue._standing(v_now) x limit 1000) p),
+        'breakers', (
+            select coalesce(jsonb_agg(to_jsonb(b) order by b.kind, b.target), '[]')
+            from (
+                select
+                    x.*,
+                    (
+                        select coalesce(jsonb_agg(
+                            jsonb_build_object(
+                                'target', p.target, 'state', case when p.half_open_at > v_now then 'open' else 'half_open' end,
+                                'since', p.at, 'half_open_at', p.half_open_at, 'reason', p.reason
+                            )
+                            order by p.target
+                        ), '[]')
+                        from pgqueue.pauses p
+                        where p.source = 'breaker' and p.kind = x.kind and p.until > v_now
+                            and (p.target = x.target or (right(x.target, 1) = '*' and starts_with(p.target, left(x.target, -1))))
+                    ) as opened
+                from pgqueue.breakers x
+                limit 1000
+            ) b
+        ),
         'housekeeping', (
             select jsonb_build_object(
                 'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
@@ -73,7 +94,7 @@ $$;
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, due, scheduled (not due yet; due + scheduled = length), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds), stuck_for (that of the oldest job that waits for a limit or behind its key, or, by the samples, whose task no worker knows; 0 in a paused queue); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
-    'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
+    'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); breakers (kind, target, failures, of, pause; opened: those that are open or half_open, with the value, since, half_open_at and reason); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'recent => null: as with true while a worker lives and the last sample is at most 30 s old; otherwise they are counted now, up to 10,000 of each lane (counted_to), and sampled_at is null. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';

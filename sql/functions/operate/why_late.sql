@@ -1,7 +1,7 @@
 -- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that removes it.
 --
--- Asks in this order: is the queue paused, do more of its jobs wait for a limit or behind a key than are due, is a limit of
--- its oldest due job without capacity, does a worker serve it, does one know the task, do jobs that do not end take the
+-- Asks in this order: is the queue paused, do more of its jobs wait for a limit or behind a key than are due, is the task or tenant
+-- of its oldest due job paused, throttled or stopped by its breaker, or a limit of it without capacity, does a worker serve it, does one know the task, do jobs that do not end take the
 -- slots, do workers serve other queues first, does one tenant or task flood it, is the database slow, are the workers too
 -- few. Reads bounded numbers of rows, and locks nothing. explain() says the same of one job, doctor() of all queues.
 
@@ -48,7 +48,7 @@ $$;
 
 comment on function pgqueue.why_late(text) is
     'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that removes it. Without a queue: a row for each that is late, '
-    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
+    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, throttled, breaker (what it calls fails), limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
     'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
     'select cause, evidence, remedy from pgqueue.why_late(''mail'');';
@@ -140,7 +140,7 @@ begin
     severity := case
         -- One that was forgotten.
         when cause = 'paused' and since < p_now - interval '1 day' then 'warning'
-        when cause in ('paused', 'on_time') or greatest(lag, stuck_for) < 30 then 'info'
+        when cause in ('paused', 'throttled', 'on_time') or greatest(lag, stuck_for) < 30 then 'info'
         when cause in ('no_worker', 'slots') then 'critical'
         else 'warning'
     end;
@@ -178,15 +178,16 @@ begin
         v_detail := (select l.detail from pgqueue._reached_limit(v_job, p_limit, p_now) l);
         v_name := p_limit;
     end if;
-    select 'paused', p.name, e.detail into cause, subject, evidence
+    select e.reason, p.name, e.detail into cause, subject, evidence
     from pgqueue._pauses_of(v_job.task, v_job.limit_key, p_now) p
     cross join lateral pgqueue._explain_pause(v_job, p_now) e
     order by p.until desc
     limit 1;
     if cause is not null then
         subject := substr(subject, 7);
-        remedy := format('pgqueue limits pauses; then: pgqueue limits resume %s %s', split_part(subject, ':', 1),
-            pgqueue._shell_quoted(substr(subject, strpos(subject, ':') + 1)));
+        remedy := format('pgqueue limits pauses; then: pgqueue limits resume %s %s%s', split_part(subject, ':', 1),
+            pgqueue._shell_quoted(substr(subject, strpos(subject, ':') + 1)),
+            case cause when 'throttled' then ' --source throttle' when 'breaker' then ' --source breaker' end);
         return;
     elsif v_name is null and v_job.id is not null then
         select l.name, l.detail into v_name, v_detail from pgqueue._reached_limit(v_job, null, p_now) l;

@@ -26,7 +26,7 @@ begin
                 'task', 'queue', 'run_at', 'delay', 'expires_in', 'timeout', 'key', 'dedupe', 'dedupe_for', 'on_conflict',
                 'retention', 'retry_policy', 'retry_delay', 'retry_cap', 'retry_queue', 'limit_key', 'debounce_max', 'run_if', 'ref'
             ) then 'string'
-            when o.option in ('priority', 'max_attempts', 'score', 'group_id') then 'number'
+            when o.option in ('priority', 'max_attempts', 'score', 'group_id', 'cost') then 'number'
             when o.option in ('args', 'headers', 'declared') then 'object'
             when o.option in ('depends_on', 'tags') then 'array'
         end as type

@@ -53,6 +53,10 @@ begin
     v_job.retention := p_options.retention;
     v_job.limit_key := p_options.limit_key;
     v_job.timeout := p_options.timeout;
+    v_job.cost := p_options.cost;
+    if p_options.cost is not null then
+        perform pgqueue._note_cost();
+    end if;
     if p_options.group_id is not null then
         -- First: it may wait for a lock, and parents may end meanwhile.
         v_job.group_id := pgqueue._join_group(p_options.group_id);
@@ -91,7 +95,7 @@ begin
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
                 expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, dedupe,
                 timeout, enqueued_by,
-                state, blocked_on, depends_on, run_if, group_id
+                state, blocked_on, depends_on, run_if, group_id, cost
             )
             overriding system value
             select
@@ -101,7 +105,7 @@ begin
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key,
                 case when q.fair_by is not null then pgqueue._lane_of(n.limit_key) end, n.dedupe,
                 n.timeout, coalesce(n.enqueued_by, v_enqueued_by),
-                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
+                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id, n.cost
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w

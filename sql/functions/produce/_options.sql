@@ -71,7 +71,7 @@ begin
                 'Give retention as an interval, such as ''30 days''; zero keeps no row in history.']
         end;
     end if;
-    if v_wrong is null and num_nonnulls(o.max_attempts, o.retry_policy, o.retry_delay, o.retry_cap, o.retry_queue, o.key, o.limit_key) > 0 then
+    if v_wrong is null and num_nonnulls(o.max_attempts, o.retry_policy, o.retry_delay, o.retry_cap, o.retry_queue, o.key, o.limit_key, o.cost) > 0 then
         v_wrong := case
             when o.max_attempts not between 1 and 100000 then array[
                 'max_attempts must be between 1 and 100000', format('It is %s.', o.max_attempts),
@@ -95,6 +95,9 @@ begin
                 'Leave retry_queue out: a job with a key is retried in its own queue.']
             when octet_length(o.limit_key) not between 1 and 512 then array[
                 'limit_key must be 1 to 512 bytes long', format('It has %s bytes.', octet_length(o.limit_key)), 'Give another limit_key.']
+            when o.cost not between 0 and 1000000000 then array[
+                'cost must be between 0 and 1000000000', format('It is %s.', o.cost),
+                'Give cost as the number of units that a start takes of its limits; 1 is the default.']
         end;
     end if;
     if v_wrong is null and num_nonnulls(o.dedupe, o.dedupe_for, o.on_conflict, o.debounce_max) > 0 then

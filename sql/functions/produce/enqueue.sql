@@ -20,7 +20,7 @@ create or replace function pgqueue.enqueue(
     depends_on bigint[] default null, headers jsonb default null, tags text[] default null,
     retention interval default null, retry_policy text default null, retry_delay interval default null,
     retry_queue text default null, limit_key text default null, debounce_max interval default null,
-    declared jsonb default null, run_if text default null, group_id bigint default null, retry_cap interval default null
+    declared jsonb default null, run_if text default null, group_id bigint default null, retry_cap interval default null, cost integer default null
 )
 returns bigint
 language plpgsql security definer
@@ -46,10 +46,9 @@ begin
         and pg_column_size(enqueue.args) <= 1000
         and num_nonnulls(
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
-            enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
-            enqueue.on_conflict, enqueue.depends_on, enqueue.run_if, enqueue.group_id, enqueue.headers, enqueue.tags,
-            enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-            enqueue.debounce_max, enqueue.retry_cap
+            enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on,
+            enqueue.run_if, enqueue.group_id, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
+            enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max, enqueue.retry_cap, enqueue.cost
         ) = 0
     then
         -- Not one condition: the inlined function would be compiled for each call, also for a plain one.
@@ -61,9 +60,9 @@ begin
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
-                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
-                enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap
+                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
+                enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
+                enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap, enqueue.cost
             )
         )).job_id;
     else
@@ -72,12 +71,15 @@ begin
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
-                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
-                enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap
+                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
+                enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
+                enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap, enqueue.cost
             )
         );
         perform pgqueue._check_args(enqueue.args);
+        if enqueue.cost is not null then
+            perform pgqueue._note_cost();
+        end if;
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap);
         end if;
@@ -90,7 +92,7 @@ begin
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout, offered
+        expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout, cost, offered
     )
     select
         coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
@@ -109,7 +111,7 @@ begin
             when enqueue.limit_key is not null
                 then pgqueue._lane_key(coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.limit_key)
         end,
-        enqueue.timeout,
+        enqueue.timeout, enqueue.cost,
         -- Due, and the first of its transaction. Null: it is announced at once, not offered. See _hand_off.
         case
             when v_ready_at is null and coalesce(current_setting('pgqueue.offered', true), '') = ''
@@ -163,7 +165,7 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval, integer
 ) is
     e'Enqueue one job in the current transaction and return its id. An option that is not given comes from the task, then from the queue.\n'
     'task: The task, by its name.\nargs: Its arguments, a JSON object.\nqueue: The queue.\npriority: -100 to 100, higher runs '
@@ -183,5 +185,5 @@ comment on function pgqueue.enqueue(
     'declares for the task (queue, priority, expires_in, accumulate): used where neither the job, nor an operator, nor a '
     'worker sets them.\nrun_if: succeeded (all of depends_on; if one does not, it is cancelled; the default), finished (in any '
     'state) or failed (as soon as one did not succeed; else it is cancelled).\ngroup_id: The group that it joins, see '
-    'open_group().\nretry_cap: The longest delay between two retries.\nselect pgqueue.enqueue(''send_email'', ''{"to": '
+    'open_group().\nretry_cap: The longest delay between two retries.\ncost: How many units of its limits a start takes; 1 by default.\nselect pgqueue.enqueue(''send_email'', ''{"to": '
     '"a@b.c"}'', delay => ''2 hours'');';

@@ -13,7 +13,8 @@ create or replace function pgqueue.enqueue_many(
     depends_on bigint[] default null, headers jsonb default null, tags text[] default null, retention interval default null,
     retry_policy text default null, retry_delay interval default null, retry_queue text default null,
     limit_key text default null, debounce_max interval default null, declared jsonb default null,
-    run_if text default null, group_id bigint default null, retry_cap interval default null, spread interval default null
+    run_if text default null, group_id bigint default null, retry_cap interval default null, spread interval default null,
+    cost integer default null
 )
 returns setof bigint
 language plpgsql security definer
@@ -35,7 +36,7 @@ begin
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
         enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
         enqueue_many.debounce_max, enqueue_many.declared,
-        enqueue_many.run_if, enqueue_many.group_id, enqueue_many.retry_cap
+        enqueue_many.run_if, enqueue_many.group_id, enqueue_many.retry_cap, enqueue_many.cost
     );
     if enqueue_many.dedupe is not null or enqueue_many.args is null then
         perform pgqueue._check_options(v_options);
@@ -91,7 +92,7 @@ begin
     insert into pgqueue.jobs (
         id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
         expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout,
-        enqueued_by, state, blocked_on, depends_on, run_if, group_id
+        enqueued_by, state, blocked_on, depends_on, run_if, group_id, cost
     )
     overriding system value
     select
@@ -102,7 +103,7 @@ begin
         pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step), v_job.created_at,
         pgqueue._after(v_job.expires_at, (a.ord - 1) * v_step), v_job.max_attempts,
         v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.lane_key, v_job.timeout, v_enqueued_by,
-        coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id
+        coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id, v_job.cost
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
@@ -120,7 +121,8 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval, interval
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval, interval,
+    integer
 ) is
     e'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. Options as '
     'of enqueue(). For options of each job''s own, and dedupe keys, see enqueue_batch().\nargs: The arguments of each job.\n'

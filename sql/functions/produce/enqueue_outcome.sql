@@ -11,7 +11,8 @@ create or replace function pgqueue.enqueue_outcome(
     depends_on bigint[] default null, headers jsonb default null, tags text[] default null, retention interval default null,
     retry_policy text default null, retry_delay interval default null, retry_queue text default null,
     limit_key text default null, debounce_max interval default null, declared jsonb default null,
-    run_if text default null, group_id bigint default null, retry_cap interval default null
+    run_if text default null, group_id bigint default null, retry_cap interval default null,
+    cost integer default null
 )
 returns table (job_id bigint, outcome text)
 language plpgsql security definer rows 1
@@ -30,7 +31,7 @@ begin
                 enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention,
                 enqueue_outcome.retry_policy, enqueue_outcome.retry_delay, enqueue_outcome.retry_queue,
                 enqueue_outcome.limit_key, enqueue_outcome.debounce_max, enqueue_outcome.declared,
-                enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap
+                enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap, enqueue_outcome.cost
             ),
             'inserted';
         return;
@@ -47,7 +48,7 @@ begin
             enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
             enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
             enqueue_outcome.debounce_max, enqueue_outcome.declared,
-            enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap
+            enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap, enqueue_outcome.cost
         )
     ) o;
 end
@@ -55,7 +56,7 @@ $$;
 
 comment on function pgqueue.enqueue_outcome(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval, integer
 ) is
     'Enqueue one job as enqueue() does, and return the outcome: inserted; or, if another job has its dedupe key, '
     'with the job_id of that job: skipped, replaced, merged or debounced; superseded: inserted, and that job is cancelled or asked to. '

@@ -19,6 +19,7 @@ declare
     v_accumulating text[];
     v_rows bigint;
     v_plain bigint;
+    v_has_costs boolean;
     v_lanes jsonb;
     v_lane record;
     v_outcomes jsonb := '{}'::jsonb;
@@ -30,14 +31,15 @@ begin
     -- In one pass: how many rows there are, how many are plain, and the lanes of these.
     with loads as (
         select
-            s.task, s.queue, s.priority, s.declared, count(*) as n, min(greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now)) as ready_at,
+            s.task, s.queue, s.priority, s.declared, count(*) as n, max(s.cost) as cost, min(greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now)) as ready_at,
             count(*) filter (
                 where pgqueue._is_plain(
                     v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
                     s.limit_key, s.headers, s.max_attempts, s.declared,
                     num_nonnulls(
                         s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                        s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id
+                        s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id,
+                        nullif(s.cost between 0 and 1000000000, true)
                     )
                 )
             ) as plain
@@ -59,8 +61,9 @@ begin
     select
         (select coalesce(sum(l.n), 0)::bigint from loads l),
         (select coalesce(sum(l.plain), 0)::bigint from loads l),
+        (select max(l.cost) is not null from loads l),
         (select jsonb_agg(to_jsonb(a) order by a.queue, a.priority) from lanes a)
-    into v_rows, v_plain, v_lanes;
+    into v_rows, v_plain, v_has_costs, v_lanes;
 
     -- The rows end with the transaction. If each statement commits by itself, none is left by now: report that.
     if v_rows = 0 then
@@ -75,15 +78,19 @@ begin
                 s.limit_key, s.headers, s.max_attempts, s.declared,
                 num_nonnulls(
                     s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                    s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id
+                    s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id,
+                    nullif(s.cost between 0 and 1000000000, true)
                 )
             );
     end if;
 
+    if v_has_costs then
+        perform pgqueue._note_cost();
+    end if;
     -- The subquery numbers the rows in their order, whatever a join does to it.
     insert into pgqueue.jobs (
         id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key, lane_key,
-        headers, max_attempts, enqueued_by
+        headers, max_attempts, cost, enqueued_by
     )
     overriding system value
     select
@@ -95,12 +102,12 @@ begin
             coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
         ),
         s.key, s.score, s.limit_key, case when q.fair_by is not null then pgqueue._lane_of(s.limit_key) end,
-        s.headers, s.max_attempts, v_enqueued_by
+        s.headers, s.max_attempts, s.cost, v_enqueued_by
     from (
         select
             coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
             p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
-            p.headers, p.max_attempts, p.declared
+            p.headers, p.max_attempts, p.cost, p.declared
         from pg_temp.pgqueue_staged p
         where p.is_plain is not false
     ) s
@@ -209,7 +216,7 @@ begin
             v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe, v_row.dedupe_for,
             v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention, v_row.retry_policy,
             v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.declared,
-            v_row.run_if, v_row.group_id, v_row.retry_cap
+            v_row.run_if, v_row.group_id, v_row.retry_cap, v_row.cost
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         if v_job.dedupe is null then

@@ -15,14 +15,14 @@ as $$
 begin
     if to_regclass('pg_temp.pgqueue_staged') is not null then
         perform pgqueue._check_staged();
-        if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 4.' then
+        if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.' then
             return;
         end if;
         -- Created by another release.
         drop table pg_temp.pgqueue_staged;
     end if;
     create temporary table pgqueue_staged (like pgqueue.job_options, id bigint, is_plain boolean) on commit delete rows;
-    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 4.';
+    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.';
     -- Granted to all roles that use this session; no other session can reach the table. The other columns are ours.
     execute format(
         'grant insert (%s) on pg_temp.pgqueue_staged to public', pgqueue._columns_of('pgqueue.job_options', '')

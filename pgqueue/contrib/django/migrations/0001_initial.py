@@ -57,6 +57,8 @@ class Migration(migrations.Migration):
                 ("max_executing", models.IntegerField(null=True)),
                 ("rate", models.IntegerField(null=True)),
                 ("per", models.DurationField(null=True)),
+                ("max_cost", models.IntegerField(null=True)),
+                ("burst", models.IntegerField(null=True)),
             ],
             options={
                 "db_table": 'pgqueue"."limits',
