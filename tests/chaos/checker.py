@@ -158,6 +158,19 @@ class Limit:
     ledger: Iterable[Entry]
 
 
+@dataclass(frozen=True, slots=True)
+class Still:
+    """What was paused or throttled, from when to when, and the ledger of its jobs in the order of `n`.
+
+    From the commit on no claim may begin that starts one of them; a claim under way at that moment may. `began` is some
+    time after the commit, so that none of these is left.
+    """
+
+    name: str
+    spans: Sequence[tuple[float, float]]
+    ledger: Iterable[Entry]
+
+
 @dataclass(slots=True)
 class Evidence:
     """All that was written down. The first six are sorted by job (the ledger by job and n), each read once.
@@ -177,6 +190,7 @@ class Evidence:
     stepped            the queue's clock was set back: what a job waits for may then be due no longer, and the nets are
                        what finds it
     workflows          dependencies, groups, steps and events
+    still              what was paused and throttled
     """
 
     promises: Iterable[Promise] = ()
@@ -201,6 +215,7 @@ class Evidence:
     found_lanes: int = 0
     stepped: bool = False
     workflows: Workflows = field(default_factory=Workflows)
+    still: Sequence[Still] = ()
 
 
 def check(evidence: Evidence) -> Findings:
@@ -225,6 +240,8 @@ def check(evidence: Evidence) -> Findings:
     findings.add(_check_turns(evidence.turns))
     for limit in evidence.limits:
         findings.add(_check_limit(limit, evidence.steps, findings.counts))
+    for still in evidence.still:
+        findings.add(_check_still(still, evidence, findings.counts))
     # A handler may go on for a lease with what its server has forgotten.
     lost = [(start, end + evidence.lease) for start, end in evidence.losses]
     findings.add(check_workflows(evidence.workflows, lost, findings.counts))
@@ -551,6 +568,18 @@ def _check_limit(limit: Limit, steps: Sequence[Step], counts: Counter[str]) -> I
         if len(starts) > limit.rate:
             what = f"{len(starts)} started within {limit.per} s at {entry.n}, and {limit.rate} may"
             yield Violation("limit", limit.name, what)
+
+
+def _check_still(still: Still, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    # A server that lost what it had acknowledged may have lost the pause as well.
+    spans = [
+        span for span in still.spans if not any(start <= span[1] and end >= span[0] for start, end in evidence.losses)
+    ]
+    counts["pauses"] += len(spans)
+    for entry in still.ledger:
+        if entry.what == HELD and any(began <= entry.asked_at <= ended for began, ended in spans):
+            what = f"job {entry.job} was claimed at {entry.n}, while it was paused"
+            yield Violation("paused", still.name, what)
 
 
 def _is_lost(at: float, evidence: Evidence, late: float = 0.0) -> bool:

@@ -118,7 +118,34 @@ def partitions_changed(scene: Scene, rng: random.Random) -> str | None:
     return None
 
 
+def paused_and_throttled(scene: Scene, rng: random.Random) -> str | None:
+    """A queue, a task or limit_keys are paused or throttled for some seconds, while jobs of them come."""
+    with scene.of_server, suppress(psycopg.Error), scene.control() as conn:
+        # No step of the clock shortens them.
+        for _ in range(rng.choice((1, 2))):
+            kind, target = rng.choice(_PAUSABLE)
+            seconds = rng.uniform(STILL_FROM_S + 0.5, STILL_FROM_S + 2)
+            if rng.random() < 0.5:
+                conn.execute("select pgqueue.throttle(%s, %s, '8 s')", [kind, target])
+                source = "throttle"
+            else:
+                # It ends by itself, if this session does not come to it.
+                until = "select pgqueue.pause(%s, %s, pgqueue._clock() + interval '8 s')"
+                conn.execute(until, [kind, target])
+                source = "operator"
+            began = time.time() + STILL_FROM_S
+            time.sleep(seconds)
+            scene.records.still.append((kind, target, began, time.time()))
+            conn.execute("select pgqueue.resume(%s, %s, %s)", [kind, target, source])
+    return None
+
+
+# From this long after the commit of a pause no claim is under way that began before it.
+STILL_FROM_S = 2.0
+_PAUSABLE = [("task", "rated"), ("task", "limited"), ("task", "keyed"), ("limit_key", "slot*"), ("queue", "mixed")]
+
 OPERATOR_FAULTS: list[Fault] = [
+    paused_and_throttled,
     executing_rows_locked,
     statements_cancelled_under_limits,
     clock_steps_slightly,

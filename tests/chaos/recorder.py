@@ -33,6 +33,7 @@ from tests.chaos.checker import (
     Live,
     Promise,
     Run,
+    Still,
     Turn,
 )
 
@@ -261,6 +262,8 @@ class Records:
         self.losses: list[tuple[float, float]] = []
         # When history was not whole.
         self.away: list[tuple[float, float]] = []
+        # What was paused, by kind and target, from when to when.
+        self.still: list[tuple[str, str, float, float]] = []
         directory.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
@@ -318,6 +321,7 @@ class Records:
                 keyed=reader.read(Entry, f"{_LEDGER} where key is not null order by queue, key, n"),
                 turns=reader.read(Turn, _TURNS),
                 limits=list(_limits(conn, reader)),
+                still=list(_still(self.still, reader)),
                 losses=tuple(self.losses),
                 unparked=unparked,
                 hidden=hidden,
@@ -419,6 +423,14 @@ def _limits(conn: psycopg.Connection, reader: _Reader) -> Iterator[Limit]:
         for each in targets:
             query = f"{_LEDGER} where {column} = %s order by n"
             yield Limit(f"{kind} {each}", max_executing, rate, per or 0.0, reader.read(Entry, query, [each]))
+
+
+def _still(paused: Sequence[tuple[str, str, float, float]], reader: _Reader) -> Iterator[Still]:
+    for kind, target in sorted({(kind, target) for kind, target, _, _ in paused}):
+        spans = [(began, ended) for *of, began, ended in paused if of == [kind, target]]
+        of = f"starts_with({kind}, %s)" if target.endswith("*") else f"{kind} = %s"
+        ledger = reader.read(Entry, f"{_LEDGER} where {of} order by n", [target.removesuffix("*")])
+        yield Still(f"{kind} {target}", spans, ledger)
 
 
 def _promises(path: Path) -> Iterator[tuple[object, ...]]:

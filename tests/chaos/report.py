@@ -26,6 +26,7 @@ CHECKED = """\
 - no two jobs of a key were held at a time, no effects of a key overlapped, and none was claimed before one with an
   earlier place that was committed and due when the claim read the table
 - limits of jobs at a time and of starts in a time held
+- no claim that began two seconds after a pause or a throttle was committed started a job of it
 - no job was taken from a handler whose lease held, by its row or by what `extend` had reported, and no two handlers of
   one job ran at a time unless the lease of the first had ended
 - no advisory lock outlived its transaction

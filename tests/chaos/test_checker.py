@@ -6,6 +6,7 @@ The bugs are put into the SQL functions of the test's own database, and the orde
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -34,6 +35,7 @@ from tests.chaos.checker import (
     Promise,
     Run,
     Step,
+    Still,
     Turn,
     Violation,
     check,
@@ -387,6 +389,17 @@ def test_more_starts_than_a_rate_allows_are_found_unless_the_clock_stepped() -> 
     assert limit_of(*stepped, rate=2, steps=(Step(0.5, 0.6, -1.0),)) == ["limit"]
 
 
+def test_a_claim_of_what_is_paused_is_found() -> None:
+    def claimed(at: float, losses: tuple[tuple[float, float], ...] = ()) -> list[str]:
+        ledger = [entry(1, HELD, job=1, asked_at=at), entry(2, GONE, job=1)]
+        findings = check(Evidence(still=[Still("task t", [(3.0, 5.0)], ledger)], losses=losses))
+        return [violation.rule for violation in findings.violations]
+
+    assert claimed(2.9) == claimed(5.1) == []
+    assert claimed(4.0) == ["paused"]
+    assert claimed(4.0, losses=((4.5, 4.6),)) == []
+
+
 def test_jobs_that_only_a_net_found_are_found() -> None:
     assert [violation.rule for violation in check(Evidence(unparked=1)).violations] == ["net"]
     assert [violation.rule for violation in check(Evidence(hidden=1)).violations] == ["net"]
@@ -526,6 +539,17 @@ def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
         stage.witness.ran(job.id, job.reservation)
         assert call(stage.conn, "complete", job.id, job.reservation)
     assert stage.rules() == ["limit"]
+
+
+def test_a_claim_that_ignores_a_pause_is_caught(stage: Stage) -> None:
+    stage.bug("pgqueue._rules_of", "'pause'", "'key'")
+    stage.bug("pgqueue._rules_of", "(p.until <= p_now)::integer", "100")
+    stage.enqueue("plain")
+    call(stage.conn, "pause", "task", "plain")
+    began = time.time()
+    stage.records.still.append(("task", "plain", began, began + 60))
+    stage.work_off()
+    assert stage.rules() == ["paused"]
 
 
 def cancel_after_a_look_at_a_limit(stage: Stage) -> None:
