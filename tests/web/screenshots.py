@@ -46,7 +46,7 @@ PAGES = {
 ONE = {
     "job": ("/jobs?q=state:dead", r"/jobs/\d+"),
     "running": ("/jobs?q=state:executing+queue:imports", r"/jobs/\d+"),
-    "masks": ("/dead", r"/dead\?open=\w+#group-\w+"),
+    "masks": ("/dead", r'/dead\?open=\w+#group-\w+(?="[^>]*>[^<]*<span[^>]*> of TimeoutError)'),
     "group": ("/groups", r"/group\?id=\d+"),
     "queue": ("/queues", r"/queue\?name=payments"),
     "task": ("/tasks", r"/task\?name=charge_card"),
@@ -58,6 +58,8 @@ IN_DOCS = {
     "overview": (1280, "light", 940),
     "jobs": (1280, "light", 760),
     "job": (1280, "light", 900),
+    "masks": (1280, "light", 860),
+    "queue": (1280, "light", 1160),
     "group": (1280, "dark", 760),
     "workers": (1280, "dark", 560),
     "phone": (390, "light", 844),
