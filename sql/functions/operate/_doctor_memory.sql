@@ -21,9 +21,20 @@ as $$
             else 'pgqueue workers stop ' || pgqueue._shell_quoted(m.worker)
         end
     from (
-        select w.worker, w.memory, w.memory_limit, w.memory / nullif(w.memory_limit, 0)::numeric as share, w.info ? 'max_memory' as is_replaced
-        from pgqueue.worker_status w
-        where w.is_alive and (w.memory >= 0.8 * w.memory_limit or w.memory > 1e9)
+        select w.name as worker, h.memory, l.memory_limit, h.memory / nullif(l.memory_limit, 0) as share, w.info ? 'max_memory' as is_replaced
+        from pgqueue.workers w
+        cross join lateral (
+            select x.at, x.memory
+            from pgqueue.heartbeats x
+            where x.worker = w.name
+            order by x.n desc
+            limit 1
+        ) h
+        cross join lateral (
+            select case when jsonb_typeof(w.info -> 'memory_limit') = 'number' then (w.info ->> 'memory_limit')::numeric end as memory_limit
+        ) l
+        -- The slowest heartbeat comes once a minute. worker_status would count all executing jobs.
+        where h.at > p_now - interval '65 s' and (h.memory >= 0.8 * l.memory_limit or h.memory > 1e9)
         offset 0
     ) m
     -- The least within ten minutes.
