@@ -67,7 +67,7 @@ def _none_is_dead(stage: Stage) -> bool:
 
 def _flood(stage: Stage) -> None:
     order, email = "jsonb_build_object('order', n)", "jsonb_build_object('to', n || '@example.org')"
-    stage.enqueue("call_webhook", "mail", order, stage.many(20_000, 300), due="9 min", limit_key="tenant:acme")
+    stage.enqueue("call_webhook", "mail", order, stage.many(20_000, 1000), due="9 min", limit_key="tenant:acme")
     stage.enqueue("send_email", "mail", email, 10, due="5 min", limit_key="tenant:small")
     stage.worker("--queue", "mail", "--concurrency", "4")
 
@@ -82,7 +82,7 @@ def _slots(stage: Stage) -> None:
 
 
 def _starved(stage: Stage) -> None:
-    stage.enqueue("call_webhook", "webhooks", "jsonb_build_object('order', n)", stage.many(40_000, 300), due="9 min")
+    stage.enqueue("call_webhook", "webhooks", "jsonb_build_object('order', n)", stage.many(40_000, 600), due="9 min")
     stage.enqueue("send_email", "mail", "jsonb_build_object('to', n || '@example.org')", 2, due="5 min")
     stage.worker("--queue", "webhooks", "--queue", "mail", "--concurrency", "2")
 
@@ -127,7 +127,7 @@ def _left_paused(stage: Stage) -> None:
 
 def _few_workers(stage: Stage) -> None:
     email = "jsonb_build_object('to', n || '@example.org', 'takes', 1)"
-    stage.enqueue("send_email", "mail", email, stage.many(1200, 60), due="10 min")
+    stage.enqueue("send_email", "mail", email, stage.many(1200, 120), due="10 min")
     stage.worker("--queue", "mail", "--concurrency", "1")
 
 
