@@ -48,6 +48,8 @@ def seeded(conn: psycopg.Connection) -> dict[str, str]:
         "role": "nobody",
         "task": "t",
         "delay": "1 min",
+        "limit_key": "tenant:5",
+        "weight": "3",
     }
 
 
