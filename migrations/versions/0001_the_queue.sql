@@ -712,7 +712,7 @@ comment on column pgqueue.turns.n is 'Order: the newest counts.';
 comment on column pgqueue.turns.at is 'When.';
 comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
 comment on column pgqueue.turns.priority is 'The priority.';
-comment on column pgqueue.turns.worker is 'The worker.';
+comment on column pgqueue.turns.worker is 'The worker; empty: the tenant executes more than its part, and comes after all others.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
 

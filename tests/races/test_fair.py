@@ -53,8 +53,12 @@ def test_a_lane_stays_on_the_path_while_an_enqueue_that_relies_on_it_is_open(dat
     assert _lanes(conn) == 1
     producer.commit()
     assert ids(reserve(conn, 1)) == [job_id]
-    _pass_time(conn, clock)
-    assert _lanes(conn) == 0
+    for _ in range(20):
+        # The transaction of another database may be waited for as well.
+        _pass_time(conn, clock, 1)
+        if _lanes(conn) == 0:
+            return
+    pytest.fail("a lane without jobs stays")
 
 
 def test_an_enqueue_that_began_before_the_promise_ended_is_waited_for(database: Database, clock: Clock) -> None:

@@ -125,12 +125,9 @@ begin
     if v_lanes is not null
         and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, null, 'weighted')))
     then
-        select array_agg(t.row_ctid) as rows, array_agg(t) filter (where p_all or t.is_limited or t.key is not null or t.is_expired) as candidates,
-            max(t.queue) as last_queue
-        into v_more
-        from unnest(pgqueue._find_in_turn(p_worker, v_lanes, p_jobs - cardinality(rows), p_now, p_skipped)) t;
+        v_more := pgqueue._find_in_turn(p_worker, v_lanes, p_jobs - cardinality(rows), p_now, p_skipped, p_all);
         rows := rows || v_more.rows;
-        candidates := candidates || v_more.candidates;
+        candidates := nullif(candidates || v_more.candidates, '{}');
         last_queue := coalesce(v_more.last_queue, last_queue);
         short := short and cardinality(rows) < p_jobs;
     end if;
