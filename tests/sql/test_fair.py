@@ -473,8 +473,8 @@ def test_after_a_switch_back_all_jobs_start_and_nothing_is_left_of_the_lanes(
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.jobs where lane_key is not null and state = 'waiting'") == 0
     assert len(reserve(conn, 50)) == 20
-    for _ in range(20):
-        clock.advance("61 s")
+    for _ in range(40):
+        clock.advance("20 s")
         maintain(conn)
         if not value(conn, "select bool_or(is_fair) from pgqueue.lanes"):
             break
