@@ -42,6 +42,7 @@ comment on column pgqueue.tasks.retry_cap is
 comment on column pgqueue.jobs.retry is
     'Options for the retries of this job, which override those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
 alter table pgqueue.samples add column oldest_stuck_at timestamptz;
+create index samples_by_queue on pgqueue.samples (queue, span, at);
 comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 comment on column pgqueue.jobs.errors is

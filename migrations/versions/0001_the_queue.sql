@@ -1261,6 +1261,8 @@ create table pgqueue.samples (
     oldest_stuck_at timestamptz
 );
 create index samples_by_time on pgqueue.samples (span, at);
+-- Plots, rates and usual times are of one queue: by the time alone they would read the rows of all queues.
+create index samples_by_queue on pgqueue.samples (queue, span, at);
 comment on table pgqueue.samples is
     'The numbers of each queue, written every 10 s by maintain(), for pages, monitors and stats(recent => true). A queue without a row at a time was empty; the queue '''' stands for all queues. select at, due, ended from pgqueue.samples where queue = ''mail'' and span = 10 order by at desc limit 360;';
 comment on column pgqueue.samples.n is 'The order in which rows were written.';

@@ -455,13 +455,21 @@ def trends() -> Call[list[Row]]:
 
 
 def ended_by_task(seconds: int) -> Call[list[Row]]:
-    """Read (task, ended, epoch) of each sample of each queue over a time until now."""
+    """Read (task, ended, epoch, span) of each queue over a time until now: sums of ten minutes, and the last samples.
+
+    The samples are those that are not in a sum yet, and those of the last ten minutes.
+    """
     return Call(
-        b"select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value, extract(epoch from s.at)::float8"
-        b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
-        b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
-        b" and s.queue <> ''",
-        (10 if seconds <= 3 * 3600 else 600, seconds),
+        b"with bounds as (select now.at - %s::integer * interval '1 s' as since,"
+        b" least((select max(c.at) from pgqueue.samples c where c.span = 600), now.at - interval '10 min') as lately"
+        b" from (select pgqueue._clock() as at) now)"
+        b" select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value, extract(epoch from s.at)::float8, s.span"
+        b" from (select c.* from pgqueue.samples c where c.span = 600 and c.at > (select b.since from bounds b)"
+        b" union all select f.* from pgqueue.samples f where f.span = 10"
+        b" and f.at >= (select case when exists (select from pgqueue.samples c where c.span = 600 and c.at > b.since)"
+        b" then b.lately else b.since end from bounds b)) s"
+        b" cross join jsonb_each(s.ended) e where s.queue <> ''",
+        (seconds,),
         read_rows,
     )
 

@@ -336,6 +336,8 @@ class Top(App[None]):
             workers=sum(len(each["workers"]) for each in stats),
             counted=str(stats[0]["sampled_at"] or stats[0]["at"])[11:19],
         )
+        if whole["counted_at"]:
+            numbers["~ since"] = str(whole["counted_at"])[11:19]
         if len(self._dsns) > 1:
             numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
         shown = "   ".join(f"{name} {value}" for name, value in numbers.items())
@@ -424,7 +426,15 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 started = f"{each['started']} of {most_started} per {each['per']}" if most_started else None
                 fullest = each["used_by"] or each["started_by"]
                 paused = paused_by.pop((each["kind"], each["target"]), None)
-                yield (each["kind"], each["target"], executing, started, fullest, each["parked"], paused)
+                yield (
+                    each["kind"],
+                    each["target"],
+                    executing,
+                    started,
+                    fullest,
+                    observe.counted(each, "parked"),
+                    paused,
+                )
             # What is paused and has no limit.
             for (kind, target), paused in paused_by.items():
                 yield (kind, target, None, None, None, None, paused)

@@ -17,7 +17,7 @@ async def dead(context: Context) -> Response:
     name, now, shared = context.query("queue") or None, context.now(), context.database.shared
     groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
     stats = await context.database.stats()
-    retries = await context.part(_FATES, shared("fates", 10.0, observe.retry_fates), [])
+    retries = await context.part(_FATES, shared("fates", 60.0, observe.retry_fates), [])
     fates = dying.fates(retries)
     opened, behind = context.query("open"), None
     group = next((each for each in groups if render.group_key(each) == opened), None)
@@ -37,7 +37,9 @@ async def dead(context: Context) -> Response:
         retried=sum(each.jobs for each in fates),
         again=sum(each.dead for each in fates),
         dead_today=await shared("dead today", 60.0, observe.dead_today),
-        kept=sum(each["dead"] for each in stats["queues"] if name is None or each["queue"] == name),
+        kept=render.counted(
+            next((each for each in stats["queues"] if each["queue"] == name), {}) if name else stats["total"], "dead"
+        ),
         new=sum(render.is_within(each["first_at"], 86_400, now) for each in groups),
         growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
         now=now,

@@ -115,7 +115,7 @@ async def workers(context: Context) -> Response:
     found = await shared("workers", 2.0, observe.workers)
     running = await context.part("what executes", shared("executing", 2.0, observe.executing), [])
     usual = await context.part("usual times", shared("usual", 600.0, series.usual), {})
-    memory = await context.part("the memory of workers", shared("memory", 30.0, observe.worker_memory), [])
+    memory = await context.part("the memory of workers", shared("memory", 60.0, observe.worker_memory), [])
     stats = await context.database.stats()
     held, now = [Running(*each) for each in running], context.now()
     limits = {each["worker"]: each["memory_limit"] for each in found}

@@ -32,13 +32,13 @@ async def overview(context: Context) -> Response:
     stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
     groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
-    trends = await context.part(TRENDS, shared("trends", 10.0, observe.trends), [])
+    trends = await context.part(TRENDS, shared("trends", 60.0, observe.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     dead_today = await shared("dead today", 60.0, observe.dead_today)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
-    late = await context.part(LATENESS, shared("why", 10.0, observe.why_late), [])
+    late = await context.part(LATENESS, context.database.late(), [])
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])

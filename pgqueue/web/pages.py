@@ -43,7 +43,7 @@ async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
     stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
-    trends = await context.part("the trends", context.database.shared("trends", 10.0, observe.trends), [])
+    trends = await context.part("the trends", context.database.shared("trends", 60.0, observe.trends), [])
     return context.page(
         "queues.html",
         queues=[
@@ -72,16 +72,21 @@ async def queue(context: Context) -> Response:
     held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
-    rows = await context.part(FILLING, shared(("facets", name), 5.0, lambda: observe.queue_facets(name)), [])
+    rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
     [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
     alive = [each for each in stats["workers"] if is_alive(each, now)]
+    exact = None
+    if context.query("exact"):
+        whole = await context.part("the exact numbers", shared("exact", 5.0, lambda: observe.stats(recent=False)), None)
+        exact = next((each for each in whole["queues"] if each["queue"] == name), None) if whole else None
     return context.page(
         "queue.html",
         name=name,
+        exact=exact,
         paused_by=paused_by,
         numbers=numbers,
         level=verdict.level(numbers),
@@ -203,7 +208,7 @@ async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
     findings = await context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), [])
     stats = await context.database.stats()
-    rows = await context.part("the numbers of the server", context.database.shared("metrics", 2.0, observe.metrics), [])
+    rows = await context.part("the numbers of the server", context.database.metrics(), [])
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
         "health.html",
@@ -225,7 +230,7 @@ async def metrics_text(context: Context) -> Response:
     """The metrics of the database, for Prometheus."""
     if not metrics.is_available():
         raise HTTPException(404, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'")
-    rows = await context.database.shared("metrics", 2.0, observe.metrics)
+    rows = await context.database.metrics()
     return Response(metrics.as_text(metrics.of_database(rows)), media_type=metrics.CONTENT_TYPE)
 
 
@@ -235,7 +240,7 @@ async def points(context: Context) -> Response:
     span, shared = series.RANGES.get(context.query("range"), 900), context.database.shared
     if task:
         # A task may be in any queue: the samples of all are read.
-        rows = await shared(("series of task", task, span), max(span / 60, 5.0), lambda: series.of_task(task, span))
+        rows = await shared(("series of task", task, span), max(span / 60, 60.0), lambda: series.of_task(task, span))
     else:
         rows = await shared(("series", name, span), 2.0, lambda: observe.series(name, span))
     now = round(context.now())

@@ -17,7 +17,7 @@ _TENANTS, _EVENTS = 50, 100
 async def tenants(context: Context) -> Response:
     """The tenants that have most jobs, by limit_key: due, executing, and what holds them back."""
     shared = context.database.shared
-    rows = await shared("facets", 10.0, lambda: observe.queue_facets(None, _TENANTS))
+    rows = await shared("facets", 60.0, lambda: observe.queue_facets(None, _TENANTS))
     running = await shared("tenants", 5.0, observe.executing_by_tenant)
     executing: dict[str, int] = {str(name): int(jobs) for name, jobs in running}
     stats = await context.database.stats()

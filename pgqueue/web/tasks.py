@@ -147,8 +147,9 @@ async def _times(context: Context) -> dict[str, dict[str, Any]]:
     """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
     rows = await context.database.shared(("ended", 3600), 60.0, lambda: observe.ended_by_task(3600))
     lately = context.now() - _LATELY
-    recent = render.by_task((task, ended) for task, ended, at in rows if at > lately)
-    times = render.by_task((task, ended) for task, ended, _ in rows)
+    recent = render.by_task((task, ended) for task, ended, at, span in rows if span == 10 and at > lately)
+    summed = max((at for *_, at, span in rows if span == 600), default=0.0)
+    times = render.by_task((task, ended) for task, ended, at, span in rows if span == 600 or at >= summed)
     for task, entry in times.items():
         ended = sum(recent.get(task, {}).get(name, 0) for name in _ENDS)
         entry["rate"] = ended / _LATELY

@@ -1,10 +1,10 @@
--- executing: the jobs that execute now. all_jobs would plan every partition of history for them, in which none is.
+-- executing: the jobs that execute now. all_jobs would plan every partition of history for them, in which none is. From the head of
+-- the leases on: an old snapshot keeps the entries of all that executed since.
 
 create or replace view pgqueue.executing as
 select
     j.id, j.queue, j.task, j.key, j.limit_key, j.attempts, j.reserved_at, j.reserved_by, j.lease_expires_at, j.progress
-from pgqueue.jobs j
-where j.state = 'executing';
+from pgqueue._executing_jobs() j;
 
 comment on view pgqueue.executing is
     'The jobs that execute now. select id, task, now() - reserved_at from pgqueue.executing order by reserved_at limit 20;';

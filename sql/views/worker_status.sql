@@ -1,5 +1,5 @@
 -- worker_status: each worker with its last heartbeat and the jobs that it executes, also a dead one that
--- still holds jobs. Reads the index of leases, which holds executing jobs only.
+-- still holds jobs. Reads the index of leases from its head on, which holds executing jobs only.
 
 create or replace view pgqueue.worker_status as
 select
@@ -23,15 +23,15 @@ select
     end as memory_limit
 from pgqueue.workers w
 left join lateral (
-    select x.at, x.memory from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
+    -- A range, not an equality: its order is that of one index alone, which does not have the heartbeats of others.
+    select x.at, x.memory from pgqueue.heartbeats x where x.worker between w.name and w.name order by x.worker desc, x.n desc limit 1
 ) b on true
 full join (
     select
         j.reserved_by,
         count(*) as executing,
         count(*) filter (where j.lease_expires_at < pgqueue._clock()) as lapsed
-    from pgqueue.jobs j
-    where j.state = 'executing'
+    from pgqueue._executing_jobs() j
     group by j.reserved_by
 ) h on h.reserved_by = w.name;
 

@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=21_250, functions=497)
+BUDGET = Size(lines=21_300, functions=501)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
@@ -33,6 +33,8 @@ PLANNED = {
     "an incident: causes, true numbers, memory, killed workers": Size(lines=1_050, functions=26),
     # What fills a queue, what is behind a mask, what became of a bulk retry, the last troubles.
     "the pages of operators": Size(lines=200, functions=6),
+    # Tenants and slots as metrics; what executes, and large queues, at a cost that does not grow.
+    "numbers of a monitor, and what readers may cost": Size(lines=200, functions=4),
 }
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)

@@ -99,6 +99,7 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
         "started": 0,
         "started_by": None,
         "parked": 0,
+        "counted_to": None,
     }
     assert call(conn, "drop_limit", "task", "t") is True
     assert call(conn, "drop_limit", "task", "t") is False

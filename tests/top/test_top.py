@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -13,7 +14,10 @@ from psycopg.types.json import Jsonb
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
+from pgqueue.db import observe
+from pgqueue.db.call import perform
 from pgqueue.testing import Clock
+from pgqueue.top import app as screen
 from pgqueue.top.app import Top
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.cli.conftest import run
@@ -209,3 +213,30 @@ def test_once_prints_and_ends(filled: psycopg.Connection, run: Any) -> None:
     found = run("top", "--once", "--json", "--where", "state:dead").json()
     assert [job["state"] for job in found["jobs"]] == ["dead"]
     assert run("top", "--once", "--where", "colour:red").code == 2
+
+
+def test_what_reads_much_is_read_less_often_than_the_screen(
+    database: Database, filled: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = 1000.0, []
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        screen, "perform", lambda connection, call: asked.append(call.text) or perform(connection, call)
+    )
+    top = Top({"": database.dsn})
+
+    def look() -> list[bytes]:
+        asked.clear()
+        top._shared("", 10.0, observe.why_late)
+        top._shared("", 60.0, observe.doctor)
+        return [*asked]
+
+    why, doctor = observe.why_late().text, observe.doctor().text
+    assert look() == [why, doctor]
+    now += 9
+    assert look() == []
+    now += 50
+    assert look() == [why]
+    now += 2
+    assert look() == [doctor]
+    top.on_unmount()

@@ -1,5 +1,6 @@
--- The limits as stats() shows them, each number counted to p_most.
-create or replace function pgqueue._limits_now(p_most integer)
+-- The limits as stats() shows them, each number counted to p_most; the jobs that wait for them to p_waiting, which they share,
+-- and to 100 of each at least (counted_to).
+create or replace function pgqueue._limits_now(p_most integer, p_waiting integer)
 returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -13,17 +14,16 @@ as $$
                 'executing', e.executing,
                 'used', case when p.prefix is null then e.executing else v.used end, 'used_by', v.value,
                 'started', s.started, 'started_by', s.value,
+                'counted_to', case when w.most < 1000000 then w.most end,
                 'parked', (
-                    select count(*)
+                    -- Those of a name, and of a prefix, come first among all from there on.
+                    select count(*) filter (where case when p.prefix is null then c.name = p.name else starts_with(c.name, p.name) end)
                     from (
-                        select
+                        select j.blocked_on as name
                         from pgqueue.jobs j
-                        where j.state = 'blocked' and j.blocked_on is not null
-                            and case
-                                when p.prefix is null then j.blocked_on = l.kind || ':' || l.target
-                                else starts_with(j.blocked_on, 'limit_key:' || p.prefix)
-                            end
-                        limit p_most
+                        where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on >= p.name
+                        order by j.blocked_on, j.priority desc, j.ready_at, j.id
+                        limit w.most
                     ) c
                 ) + case
                     -- A limit on a queue blocks no job: a claim takes fewer of those that are due.
@@ -32,7 +32,7 @@ as $$
                         select coalesce(sum(r.due), 0)
                         from (select distinct a.priority from pgqueue.lanes a where a.queue = l.target) a
                         cross join (values (false), (true)) b (resumed)
-                        cross join lateral pgqueue._count_ready(l.target, a.priority, b.resumed, pgqueue._clock(), p_most) r
+                        cross join lateral pgqueue._count_ready(l.target, a.priority, b.resumed, pgqueue._clock(), w.most) r
                     )
                     else 0
                 end
@@ -42,8 +42,10 @@ as $$
         '[]'
     )
     from pgqueue.limits l
+    cross join (select greatest(p_waiting / nullif(count(*), 0), 100)::integer as most from pgqueue.limits x) w
     cross join lateral (
-        select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix
+        select x.prefix, l.kind || ':' || coalesce(x.prefix, l.target) as name
+        from (select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix) x
     ) p
     cross join lateral (
         select
@@ -55,15 +57,18 @@ as $$
             from (
                 select c.limit_key as value, count(*)::integer as jobs
                 from (
-                    select j.limit_key
+                    select j.limit_key, j.leader, j.id
                     from pgqueue.jobs j
-                    where j.state = 'executing' and j.limit_key is not null
-                        and (j.leader is null or j.leader = j.id)
-                        and starts_with(j.limit_key, p.prefix)
+                    where j.state = 'executing' and j.limit_key is not null and j.limit_key >= p.prefix
+                        and j.lease_expires_at >= pgqueue._lease_head()
+                    order by j.limit_key, j.lease_expires_at
                     limit p_most
                 ) c
+                where starts_with(c.limit_key, p.prefix) and (c.leader is null or c.leader = c.id)
                 group by c.limit_key
             ) x
+            -- Else the rule is looked up for each use of it.
+            offset 0
         ) f
     ) v
     cross join lateral (

@@ -74,7 +74,13 @@ begin
         array_agg(l.id) filter (
             where not l.spared and l.started
                 and coalesce(
-                    (select b.at < l.heard_at from pgqueue.heartbeats b where b.worker = l.reserved_by order by b.n desc limit 1),
+                    (
+                        select b.at < l.heard_at
+                        from pgqueue.heartbeats b
+                        where b.worker between l.reserved_by and l.reserved_by
+                        order by b.worker desc, b.n desc
+                        limit 1
+                    ),
                     true
                 )
         )

@@ -56,7 +56,10 @@ begin
                     greatest(x.started_at, case when x.info ? 'instance' then pgqueue._after(x.commanded_at, '7 days') end)
                         < $1 - interval '5 min'
                     and coalesce(
-                        (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1), '-infinity'
+                        (
+                            select b.at from pgqueue.heartbeats b where b.worker between x.name and x.name
+                            order by b.worker desc, b.n desc limit 1
+                        ), '-infinity'
                     ) < $1 - interval '5 min'
                 $rule$),
                 ('starts', 'turns', $rule$

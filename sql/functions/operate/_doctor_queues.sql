@@ -36,9 +36,11 @@ as $$
     union all
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
-        format('the limit lets no job start (max_executing = 0), and holds back %s', pgqueue._counted((l.limits ->> 'parked')::bigint)),
+        format('the limit lets no job start (max_executing = 0), and holds back %s%s',
+            case when (l.limits ->> 'parked')::bigint >= (l.limits ->> 'counted_to')::bigint then 'at least ' end,
+            pgqueue._counted((l.limits ->> 'parked')::bigint)),
         format('select pgqueue.set_limit(%L, %L, max_executing => 1);', l.limits ->> 'kind', l.limits ->> 'target')
-    from jsonb_array_elements(pgqueue._limits_now(10000)) l (limits)
+    from jsonb_array_elements(pgqueue._limits_now(10000, 1000)) l (limits)
     where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
     union all
     select
@@ -166,11 +168,12 @@ language sql stable rows 3
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+    with first_jobs as materialized (select f.* from pgqueue._first_jobs(null, 30, 'infinity', p_now) f)
     select
         'warning', 'unknown_task', j.task,
         format('no worker has ever declared the task, and jobs of it wait in queue %s, such as job %s', min(j.queue), min(j.id)),
         'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
-    from pgqueue._first_jobs(null, 'infinity', p_now) j
+    from first_jobs j
     where j.is_unknown
     group by j.task
     union all
@@ -180,7 +183,7 @@ as $$
             'they do not have the task, or its handler snoozes', min(j.id), max(j.reserved_by)),
         'start a worker that has it, let its queue be served by such workers only, or: '
             || format('select pgqueue.cancel_many(task => %L);', j.task)
-    from pgqueue._first_jobs(null, 'infinity', p_now) j
+    from first_jobs j
     where j.is_given_back and not j.is_unknown
     group by j.task
     union all
@@ -259,8 +262,8 @@ as $$
     having count(*) > 1
 $$;
 
--- The first jobs of a queue (null: of each), 30 of each lane, also those that were given back for a while.
-create or replace function pgqueue._first_jobs(p_queue text, p_until timestamptz, p_now timestamptz)
+-- The first jobs of a queue (null: of each), p_most of each lane, also those that were given back for a while.
+create or replace function pgqueue._first_jobs(p_queue text, p_most integer, p_until timestamptz, p_now timestamptz)
 returns table (id bigint, queue text, task text, reserved_by text, run_at timestamptz, is_unknown boolean, is_given_back boolean)
 language sql stable rows 100
 as $$
@@ -286,6 +289,6 @@ as $$
             and (x.ready_at, x.id) >= (h.head, h.head_id)
             and x.ready_at <= p_until
         order by x.ready_at, x.id
-        limit 30
+        limit p_most
     ) j
 $$;

@@ -129,10 +129,9 @@ as $$
         and age(d.datfrozenxid) > least(3 * current_setting('autovacuum_freeze_max_age')::bigint, 1000000000)
 $$;
 
--- Dead rows, autovacuum, partitions; then rights.
-create or replace function pgqueue._doctor_tables(p_now timestamptz)
+create or replace function pgqueue._doctor_dead_rows()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql stable rows 3
+language sql stable rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select
@@ -142,6 +141,15 @@ as $$
         format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
     from pg_stat_all_tables s
     where s.schemaname = 'pgqueue' and s.relname !~ '^history' and s.n_dead_tup > greatest(100000, s.n_live_tup)
+$$;
+
+-- Dead rows, autovacuum, partitions; then rights.
+create or replace function pgqueue._doctor_tables(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql stable rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select d.* from pgqueue._doctor_dead_rows() d
     union all
     select
         'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),

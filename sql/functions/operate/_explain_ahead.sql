@@ -236,14 +236,23 @@ as $$
         end
     )
     select string_agg(
-        format('queue %s, priority %s (%s due)', a.queue, a.priority, case when a.jobs >= 1000 then '1000 or more' else a.jobs::text end),
+        format('queue %s, priority %s (%s due)', a.queue, a.priority, case when a.jobs = 1000 then '1000 or more' else a.jobs::text end),
         '; ' order by a.jobs desc, a.queue
     )
     from (
-        select x.queue, x.priority, (
-            select sum(r.due)
-            from (values (false), (true)) s (resumed)
-            cross join lateral pgqueue._count_ready(x.queue, x.priority, s.resumed, p_now, 1000) r
+        select x.queue, x.priority, coalesce(
+            -- The last sample, if it tells of now and the queue has no other lane.
+            (
+                select s.due::numeric
+                from pgqueue._last_samples() s
+                where s.queue = x.queue and pgqueue._is_sampled(p_now)
+                    and not exists (select from pgqueue.lanes l where l.queue = x.queue and l.priority <> x.priority)
+            ),
+            (
+                select sum(r.due)
+                from (values (false), (true)) s (resumed)
+                cross join lateral pgqueue._count_ready(x.queue, x.priority, s.resumed, p_now, 1000) r
+            )
         ) as jobs
         from ahead x
         where x.way = (

@@ -1,9 +1,24 @@
 -- The facts that why_late() asks for: slots, floods, the database, rates, and which jobs are due, blocked, or of a task that
 -- no worker has. Each function reads a bounded number of rows.
 
--- The slots of the living workers of a queue, and the jobs that take them. A job is overlong if it has run ten times as long
--- as its task did in the mean of a day, or for five minutes if none ended. A prefetched job takes no slot. asked: how many of the
--- overlong ones were asked to cancel.
+-- What executes, from the head of the leases on: an old snapshot keeps the entries of all that executed since it was taken.
+-- 100,000 jobs at most. The views executing and worker_status read it.
+create or replace function pgqueue._executing_jobs()
+returns setof pgqueue.jobs
+language sql stable parallel safe security definer rows 100
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+    select j.*
+    from pgqueue.jobs j
+    where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
+    order by j.lease_expires_at, j.id
+    limit 100000
+$$;
+
+-- The slots of the living workers of a queue (null: of all), and the jobs that take them. A job is overlong if it has run ten
+-- times as long as its task did in the mean of the last four hours in which it ran within a day, or for five minutes if none
+-- ended. A prefetched job takes no slot. asked: how many of the overlong ones were asked to cancel.
 create or replace function pgqueue._slots_for(p_queue text, p_now timestamptz)
 returns table (
     workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz, usual interval
@@ -18,13 +33,26 @@ as $$
     ),
     held as materialized (
         select j.id, j.queue, j.task, j.reserved_at, j.cancel_requested_at, coalesce(j.started = j.reservation, false) as is_started
-        from (
-            select x.id, x.queue, x.task, x.reserved_at, x.reserved_by, x.started, x.reservation, x.cancel_requested_at
-            from pgqueue.jobs x
-            where x.state = 'executing' and x.lease_expires_at >= pgqueue._lease_head() and (x.leader is null or x.leader = x.id)
-            limit 20000
-        ) j
+        from pgqueue._executing_jobs() j
         join living l on l.name = j.reserved_by
+        where j.leader is null or j.leader = j.id
+    ),
+    lasting as (select x.* from held x where x.is_started and x.reserved_at < p_now - interval '1 min'),
+    usual as materialized (
+        select k.queue, k.task, u.mean
+        from (select distinct x.queue, x.task from lasting x) k
+        cross join lateral (
+            select make_interval(secs => (sum((r.run ->> 'sum')::numeric) / nullif(sum(
+                (select sum(b.count::numeric) from jsonb_array_elements_text(r.run -> 'buckets') b (count))
+            ), 0))::double precision) as mean
+            from (
+                select s.ended -> k.task -> 'run' as run
+                from pgqueue.samples s
+                where s.span = 600 and s.at > p_now - interval '1 day' and s.queue = k.queue and s.ended ? k.task
+                order by s.queue desc, s.span desc, s.at desc
+                limit 24
+            ) r
+        ) u
     ),
     overlong as (
         select
@@ -33,17 +61,8 @@ as $$
                 where h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min') and h.cancel_requested_at < p_now - interval '10 s'
             ) as asked,
             min(h.reserved_at) as oldest_at, (array_agg(h.id order by h.reserved_at, h.id))[1] as oldest_id, u.mean
-        from (select x.* from held x where x.is_started and x.reserved_at < p_now - interval '1 min') h
-        cross join lateral (
-            select make_interval(secs => (sum((r.run ->> 'sum')::numeric) / nullif(sum(
-                (select sum(b.count::numeric) from jsonb_array_elements_text(r.run -> 'buckets') b (count))
-            ), 0))::double precision) as mean
-            from (
-                select s.ended -> h.task -> 'run' as run
-                from pgqueue.samples s
-                where s.span = 600 and s.at > p_now - interval '1 day' and s.queue = h.queue
-            ) r
-        ) u
+        from lasting h
+        join usual u on u.queue = h.queue and u.task = h.task
         group by h.task, u.mean
     )
     select
@@ -58,7 +77,7 @@ as $$
     from (select x.*, row_number() over (order by x.jobs desc, x.task) as n from overlong x) o
 $$;
 
--- A flood: half of the due jobs, among the first and the last 500 of each lane, belong to one tenant; or to one task that had
+-- A flood: half of the due jobs, among the first and the last 100 of each lane, belong to one tenant; or to one task that had
 -- at most a third of the starts within a day. The remedy gives them half of the slots, and leaves the other half to others.
 create or replace function pgqueue._late_by_flood(
     p_queue text, p_due bigint, p_slots bigint, p_now timestamptz,
@@ -78,7 +97,7 @@ as $$
                 where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = l.priority and j.resumed = s.resumed
                     and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
                 order by j.ready_at, j.id
-                limit 500
+                limit 100
             )
             union all
             (
@@ -87,7 +106,7 @@ as $$
                 where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = l.priority and j.resumed = s.resumed
                     and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
                 order by j.ready_at desc, j.id desc
-                limit 500
+                limit 100
             )
         ) d
     ),
@@ -95,6 +114,11 @@ as $$
         select 'limit_key' as kind, d.limit_key as name, count(*) as jobs, min(d.created_at) as since from due d where d.limit_key is not null group by 2
         union all
         select 'task', d.task, count(*), min(d.created_at) from due d group by 2
+    ),
+    day as materialized (
+        select p.ended, (select sum((t.value ->> 'started')::numeric) from jsonb_each(p.ended) t) as started
+        from pgqueue.samples p
+        where p.span = 600 and p.at > p_now - interval '1 day' and p.queue = p_queue
     )
     select
         'flood', s.name,
@@ -106,12 +130,7 @@ as $$
         s.since
     from (
         select x.*, x.jobs / (select count(*)::numeric from due) as share, case when x.kind = 'task' then (
-            select sum(coalesce((a.ended -> x.name ->> 'started')::numeric, 0)) / nullif(sum(a.started), 0)
-            from (
-                select p.ended, (select sum((t.value ->> 'started')::numeric) from jsonb_each(p.ended) t) as started
-                from pgqueue.samples p
-                where p.span = 600 and p.at > p_now - interval '1 day' and p.queue = p_queue
-            ) a
+            select sum(coalesce((d.ended -> x.name ->> 'started')::numeric, 0)) / nullif(sum(d.started), 0) from day d
         ) end as usual
         from (select y.* from shares y order by y.jobs desc limit 4) x
     ) s
@@ -128,7 +147,7 @@ as $$
     from (
         select d.subject, d.evidence, d.remedy, 1 as n from pgqueue._doctor_server() d where d.topic in ('old_snapshot', 'notify_queue')
         union all
-        select d.subject, d.evidence, d.remedy, 2 from pgqueue._doctor_tables(p_now) d where d.topic = 'dead_tuples'
+        select d.subject, d.evidence, d.remedy, 2 from pgqueue._doctor_dead_rows() d
         union all
         select
             format('session %s', b.pid),
@@ -171,34 +190,33 @@ as $$
     ) r
 $$;
 
--- How many jobs of a queue are due, up to 10,000; more by its last sample.
-create or replace function pgqueue._due_in(p_queue text, p_now timestamptz)
+-- How many jobs of a queue are due: by its last sample, if that tells of now; else counted, up to 10,000.
+create or replace function pgqueue._due_in(p_queue text, p_sample pgqueue.samples, p_now timestamptz)
 returns bigint
 language sql stable
 as $$
-    select case when c.due < 10000 then c.due else greatest(c.due, (select s.due from pgqueue._last_samples() s where s.queue = p_queue)) end
-    from (
-        select coalesce(sum(r.due), 0)::bigint as due
+    select coalesce((p_sample).due::bigint, (
+        select coalesce(sum(r.due), 0)::bigint
         from (select distinct l.priority from pgqueue.lanes l where l.queue = p_queue) l
         cross join (values (false), (true)) s (resumed)
         cross join lateral pgqueue._count_ready(p_queue, l.priority, s.resumed, p_now, 10000) r
-    ) c
+    ))
 $$;
 
 -- The blocked jobs of a queue that wait for a limit or for a job of their key, and the limit for which most of them wait;
 -- null: most wait for a job of their key. job_id: the oldest of these, or of the key with most.
-create or replace function pgqueue._blocked_in(p_queue text)
+create or replace function pgqueue._blocked_in(p_queue text, p_most integer)
 returns table (jobs bigint, oldest_at timestamptz, limit_name text, job_id bigint)
 language sql stable rows 1
 as $$
     select
         coalesce(sum(b.jobs), 0)::bigint, min(b.oldest_at), (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1],
         (array_agg(b.first_id order by b.jobs desc, b.first_id))[1]
-    from pgqueue._blocked_by(p_queue) b
+    from pgqueue._blocked_by(p_queue, p_most) b
 $$;
 
--- The blocked jobs of a queue by the limit or the key that they wait for, up to 5,000 of each.
-create or replace function pgqueue._blocked_by(p_queue text)
+-- The blocked jobs of a queue by the limit or the key that they wait for, up to p_most of each.
+create or replace function pgqueue._blocked_by(p_queue text, p_most integer)
 returns table (limit_name text, key text, jobs bigint, oldest_at timestamptz, first_id bigint)
 language sql stable rows 10
 as $$
@@ -216,29 +234,35 @@ as $$
     blocked as materialized (
         (
             select null as limit_name, j.key, j.ready_at, j.id
-            from pgqueue.jobs j
-            where pgqueue._holds_position(j) and j.queue = p_queue and j.state = 'blocked' and j.blocked_on is null
-            limit 5000
+            from (
+                select x.state, x.blocked_on, x.key, x.ready_at, x.id
+                from pgqueue.jobs x
+                where pgqueue._holds_position(x) and x.queue = p_queue
+                -- Those that came back have entries as well.
+                limit 4 * p_most
+            ) j
+            where j.state = 'blocked' and j.blocked_on is null
+            limit p_most
         )
         union all
         (
             select l.blocked_on, null, j.ready_at, j.id
-            from (select x.blocked_on from limits x where x.blocked_on is not null limit 500) l
+            from (select x.blocked_on from limits x where x.blocked_on is not null limit least(p_most, 500)) l
             cross join lateral (
                 select x.ready_at, x.id, x.queue
                 from pgqueue.jobs x
                 where x.state = 'blocked' and x.blocked_on = l.blocked_on
                 order by x.priority desc, x.ready_at, x.id
-                limit 500
+                limit p_most / 25
             ) j
             where j.queue = p_queue
-            limit 5000
+            limit p_most
         )
     )
     select x.limit_name, x.key, count(*), min(x.ready_at), min(x.id) from blocked x group by x.limit_name, x.key
 $$;
 
--- Counts those of the first jobs of a queue, 30 of each lane, whose task no worker knows, or no living one has.
+-- Counts those of the first jobs of a queue, 10 of each lane, whose task no worker knows, or no living one has.
 create or replace function pgqueue._unserved_in(p_queue text, p_now timestamptz)
 returns table (jobs bigint, of_jobs bigint, task text, job_id bigint, worker text, oldest_at timestamptz)
 language sql stable rows 1
@@ -248,7 +272,7 @@ as $$
         min(f.id) filter (where f.is_unserved), max(f.reserved_by) filter (where f.is_unserved), min(f.run_at) filter (where f.is_unserved)
     from (
         select x.*, x.is_unknown or coalesce(x.is_given_back, false) as is_unserved
-        from pgqueue._first_jobs(p_queue, p_now + interval '30 s', p_now) x
+        from pgqueue._first_jobs(p_queue, 10, p_now + interval '30 s', p_now) x
     ) f
 $$;
 

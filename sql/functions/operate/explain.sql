@@ -199,7 +199,7 @@ begin
 end
 $$;
 
--- The living workers that claim from a queue.
+-- The living workers that claim from a queue; null: from any.
 create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
 returns setof pgqueue.workers
 language sql stable parallel safe rows 10
@@ -208,12 +208,20 @@ set enable_seqscan = off set jit = off
 as $$
     select w.*
     from pgqueue.workers w
-    where (w.queues is null or p_queue = any (w.queues))
+    where (p_queue is null or w.queues is null or p_queue = any (w.queues))
         -- One that an operator made quiet, or stops, claims nothing.
         and w.command is null
         -- As worker_status.is_alive.
         and greatest(
-            w.started_at, (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.worker desc, b.n desc limit 1)
+            w.started_at,
+            (
+                -- An equality would drop worker from the order, which another index has as well: it holds an hour of all workers.
+                select b.at
+                from pgqueue.heartbeats b
+                where b.worker between w.name and w.name
+                order by b.worker desc, b.n desc
+                limit 1
+            )
         ) > p_now - make_interval(secs => 5 + case
             when jsonb_typeof(w.info -> 'heartbeat') = 'number'
                 then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision

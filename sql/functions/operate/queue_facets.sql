@@ -49,7 +49,7 @@ begin
         group by f.facet, f.value
         union all
         select case when b.limit_name is null then 'blocked_key' else 'blocked_limit' end, coalesce(b.limit_name, b.key), b.jobs
-        from pgqueue._blocked_by(queue_facets.queue) b
+        from pgqueue._blocked_by(queue_facets.queue, 5000) b
     )
     select c.facet, c.value, c.jobs
     from (select x.*, row_number() over (partition by x.facet order by x.jobs desc, x.value) as place from counted x) c

@@ -17,6 +17,7 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
+    v_is_sampled boolean := pgqueue._is_sampled(v_now);
 begin
     if why_late.queue is not null then
         perform pgqueue._check_name('queue', why_late.queue);
@@ -29,16 +30,17 @@ begin
         union
         select l.queue
         from pgqueue._due_lanes(null, v_now) l
-        where why_late.queue is null and l.lane_ready_at <= v_now - interval '30 s'
+        where why_late.queue is null and not v_is_sampled and l.lane_ready_at <= v_now - interval '30 s'
         union
         -- Jobs that wait for a limit or a key do so on purpose for a while.
         select s.queue
         from pgqueue._last_samples() s
-        where why_late.queue is null and s.oldest_stuck_at <= v_now - interval '5 min'
+        where why_late.queue is null
+            and (s.oldest_stuck_at <= v_now - interval '5 min' or (v_is_sampled and s.oldest_due_at <= v_now - interval '30 s'))
         union
         select c.queue
         from pgqueue._count_queues(v_now, 10000) c
-        where why_late.queue is null and not pgqueue._is_sampled(v_now) and c.oldest_stuck_at <= v_now - interval '5 min'
+        where why_late.queue is null and not v_is_sampled and c.oldest_stuck_at <= v_now - interval '5 min'
     ) q
     cross join lateral pgqueue._why_late(q.name, v_now) w
     where w.cause <> 'on_time' or why_late.queue is not null
@@ -62,7 +64,8 @@ as $$
 declare
     v_first pgqueue.jobs;
     v_pause record;
-    v_due bigint;
+    v_due bigint := 0;
+    v_sample pgqueue.samples;
     v_blocked record;
     v_unserved record;
 begin
@@ -75,12 +78,24 @@ begin
     join pgqueue.jobs j on j.id = f.id
     order by f.ready_at, f.id
     limit 1;
-    v_due := pgqueue._due_in(p_queue, p_now);
     select s.since, s.until, s.source, s.reason, s.by as actor
     into v_pause
     from pgqueue._standing(p_now) s
     where s.kind = 'queue' and s.target = p_queue;
-    select b.* into v_blocked from pgqueue._blocked_in(p_queue) b;
+    -- Where a sample tells of now, its numbers are not counted again: that would take longer than all the rest.
+    select s.* into v_sample from pgqueue._last_samples() s where s.queue = p_queue and pgqueue._is_sampled(p_now);
+    if v_first.id is not null then
+        v_due := greatest(pgqueue._due_in(p_queue, v_sample, p_now), 1);
+    end if;
+    select b.* into v_blocked
+    from pgqueue._blocked_in(p_queue, case
+        when v_sample.n is null then 5000
+        when v_sample.blocked > coalesce(v_sample.blocked_by_parents, 0) then 500
+        else 0
+    end) b;
+    if v_blocked.jobs > 0 then
+        v_blocked.jobs := greatest(v_blocked.jobs, v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0));
+    end if;
     select u.* into v_unserved from pgqueue._unserved_in(p_queue, p_now) u;
     lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::double precision;
     stuck_for := case
@@ -159,6 +174,7 @@ declare
     v_name text;
     v_detail text;
     v_behind bigint;
+    v_held bigint;
 begin
     if p_blocked > p_due and p_limit is null then
         select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
@@ -197,14 +213,11 @@ begin
     end if;
     cause := 'limit';
     subject := v_name;
+    select count(*) into v_held from (select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on = v_name limit 1000) x;
     evidence := format(
-        '%s; it holds back %s', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
-        pgqueue._counted((
-            select count(*)
-            from (
-                select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on = v_name limit 10000
-            ) x
-        ) + case when v_name like 'queue:%' then p_due else 0 end)
+        '%s; it holds back %s%s', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
+        case when v_held = 1000 then 'at least ' end,
+        pgqueue._counted(v_held + case when v_name like 'queue:%' then p_due else 0 end)
     );
     remedy := (
         select concat(

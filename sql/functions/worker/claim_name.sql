@@ -42,7 +42,7 @@ begin
     select w.info, v_now - coalesce(b.at, w.started_at)
     from pgqueue.workers w
     left join lateral (
-        select x.at from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
+        select x.at from pgqueue.heartbeats x where x.worker between w.name and w.name order by x.worker desc, x.n desc limit 1
     ) b on true
     where w.name = claim_name.worker;
 end
