@@ -102,4 +102,6 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
     for database, stats in found.items():
         when = output.when(stats["sampled_at"] or stats["at"])
         counted = f"{how_many(len(stats['workers']), 'worker')}; counted {when}."
+        if earlier := stats["total"]["counted_at"]:
+            counted += f" ~: counted earlier, at {output.when(earlier)} or since; pgqueue status counts all jobs now."
         output.line(f"{database}: {counted}" if place else counted)
