@@ -18,7 +18,7 @@ LATE, VERY_LATE = 30, 300
 _MOST, _LEAST = 12, 5
 
 # What why_late() calls the cause, in a few words; its evidence stands below.
-_CAUSES = {
+CAUSES = {
     "paused": "it is paused",
     "throttled": "{subject} is throttled",
     "breaker": "{subject} fails, and its breaker has stopped it",
@@ -128,4 +128,4 @@ def in_order(
 
 def cause_of(row: Mapping[str, Any]) -> str:
     """Return the cause of why_late() in a few words."""
-    return _CAUSES.get(row["cause"], str(row["cause"])).replace("{subject}", str(row["subject"]))
+    return CAUSES.get(row["cause"], str(row["cause"])).replace("{subject}", str(row["subject"]))

@@ -287,13 +287,19 @@ def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "queue", "mail", max_executing=1)
     call(conn, "schedule", "s", "0 3 * * *", "t")
     call(conn, "declare_task", "t")
+    call(conn, "hello", "w", ["mail"], Jsonb({"concurrency": 2}))
+    call(conn, "beat", "w", memory=2**20)
+    enqueue(conn, queue="mail", limit_key="tenant:a")
+    dead = reserve_one(conn)
+    call(conn, "fail", dead.id, dead.reservation, Jsonb({"class": "E", "message": "row 17"}), retry=False)
     call(conn, "throttle", "task", "t", "1 min")
     maintain(conn)
     names = {row[0] for row in conn.execute("select name from pgqueue.metrics()")}
     assert names == {
         "pgqueue_queue_jobs", "pgqueue_queue_lag_seconds", "pgqueue_queue_stuck_seconds", "pgqueue_queue_paused",
             "pgqueue_queue_late_seconds", "pgqueue_queue_oldest_attempt_seconds",
-            "pgqueue_workers", "pgqueue_pauses",
+            "pgqueue_workers", "pgqueue_pauses", "pgqueue_slots", "pgqueue_heartbeat_memory_bytes",
+            "pgqueue_tenant_jobs", "pgqueue_dead_jobs", "pgqueue_events", "pgqueue_event_waits",
         "pgqueue_limit_executing", "pgqueue_limit_parked", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
         "pgqueue_sample_age_seconds", "pgqueue_housekeeping_age_seconds", "pgqueue_rescued_total",
         "pgqueue_unparked_total", "pgqueue_partitions_overdue", "pgqueue_dead_tuples",
@@ -332,3 +338,104 @@ def test_maintenance_that_has_never_run_is_as_old_as_the_schema(conn: psycopg.Co
     assert (metric(conn, "pgqueue_housekeeping_age_seconds") or 0) >= 3600
     assert metric(conn, "pgqueue_rescued_total") == 0
     assert metric(conn, "pgqueue_sample_age_seconds") is None
+
+
+def by_label(conn: psycopg.Connection, name: str) -> dict[str, float]:
+    """A metric by the value of its first label."""
+    rows = conn.execute("select labels, value from pgqueue.metrics() where name = %s", [name])
+    return {next(iter(labels.values())): number for labels, number in rows}
+
+
+def test_slots_that_are_used_free_and_taken_far_too_long_are_metrics(conn: psycopg.Connection, clock: Clock) -> None:
+    assert by_label(conn, "pgqueue_slots") == {}
+    for worker in ("v", "w"):
+        call(conn, "hello", worker, None, Jsonb({"concurrency": 4, "heartbeat": 60}))
+    enqueue_many(conn, 3)
+    slow = reserve_one(conn, lease="1 hour")
+    call(conn, "started", [slow.id], [slow.reservation])
+    clock.advance("6 min")
+    for worker in ("v", "w"):
+        call(conn, "beat", worker)
+    for row in reserve(conn, 2, "v"):
+        call(conn, "started", [row.id], [row.reservation])
+    assert by_label(conn, "pgqueue_slots") == {"running": 2, "overlong": 1, "free": 5}
+
+
+def test_the_ten_tenants_with_most_jobs_that_wait_are_a_metric_and_the_rest_is_one_row(
+    conn: psycopg.Connection,
+) -> None:
+    assert by_label(conn, "pgqueue_tenant_jobs") == {}
+    for number in range(1, 13):
+        enqueue_many(conn, number, limit_key=f"tenant:{number}")
+    enqueue_many(conn, 5)
+    reserve(conn, 1)
+    found = by_label(conn, "pgqueue_tenant_jobs")
+    # The job of tenant 1 runs.
+    assert found == {f"tenant:{number}": number for number in range(3, 13)} | {"(others)": 2}
+
+
+def test_the_tenants_of_a_large_table_are_estimated_from_as_many_blocks_as_of_a_small_one(
+    conn: psycopg.Connection,
+) -> None:
+    for _ in range(2):
+        enqueue_many(conn, 10_000, limit_key="tenant:a")
+        enqueue_many(conn, 5000, limit_key="tenant:b")
+    conn.execute("vacuum analyze pgqueue.jobs")
+    size = value(conn, "select pg_relation_size('pgqueue.jobs') / 8192")
+    assert size > 500
+    assert blocks(conn, "pgqueue._tenants(10, 200)") < 250
+    estimated = dict(conn.execute("select tenant, jobs from pgqueue._tenants(10, 200)").fetchall())
+    # Half of the blocks at least are read; both tenants fill theirs alike.
+    assert estimated["tenant:a"] + estimated["tenant:b"] == pytest.approx(30_000, rel=0.05)
+    assert 10_000 < estimated["tenant:a"] < 27_000
+
+
+def test_what_the_newest_dead_jobs_died_of_is_a_metric_by_masked_error(conn: psycopg.Connection) -> None:
+    for number in range(3):
+        enqueue(conn, "pay")
+        job = reserve_one(conn)
+        error = Jsonb({"class": "Refused", "message": f"card {number} was refused"})
+        call(conn, "fail", job.id, job.reservation, error, retry=False)
+    rows = conn.execute("select labels, value from pgqueue.metrics() where name = 'pgqueue_dead_jobs'").fetchall()
+    assert rows == [({"task": "pay", "class": "Refused", "error": "card <n> was refused"}, 3)]
+
+
+def test_memory_that_heartbeats_reported_is_a_metric_of_living_workers(conn: psycopg.Connection, clock: Clock) -> None:
+    for worker in ("v", "w"):
+        call(conn, "hello", worker)
+    call(conn, "beat", "v", memory=2**20)
+    call(conn, "beat", "v", memory=2**21)
+    call(conn, "beat", "w")
+    assert by_label(conn, "pgqueue_heartbeat_memory_bytes") == {"v": 2**21}
+    clock.advance("2 min")
+    assert by_label(conn, "pgqueue_heartbeat_memory_bytes") == {}
+
+
+def test_events_and_jobs_that_wait_for_one_are_metrics(conn: psycopg.Connection) -> None:
+    conn.execute("select pgqueue.emit_event('paid:' || n, '{}') from generate_series(1, 3) n")
+    conn.execute("analyze pgqueue.events")
+    found = dict(conn.execute("select name, value from pgqueue.metrics() where name ~ '^pgqueue_event'").fetchall())
+    assert found == {"pgqueue_events": 3, "pgqueue_event_waits": 0}
+
+
+def test_of_more_than_sixty_large_queues_enough_are_counted_in_a_sample_that_none_is_older_than_ten_minutes(
+    conn: psycopg.Connection,
+) -> None:
+    # So many jobs in all that a queue of a thousand is a large one.
+    conn.execute(
+        "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead)"
+        " select (select pgqueue._clock()), 10, 'x' || n, 10000, 10000, 0, 0, 0, 0, 0 from generate_series(1, 1000) n"
+    )
+    conn.execute("select pgqueue.enqueue('t', queue => 'q' || n) from generate_series(1, 61) n")
+    conn.execute(
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args)"
+        " select j.run_at, j.ready_at, j.created_at, j.state, j.priority, j.queue, j.task, j.args"
+        " from pgqueue.jobs j cross join generate_series(1, 1004)"
+    )
+    conn.execute("select pgqueue._sample(pgqueue._clock())")
+    found = conn.execute(
+        "select is_large, counted_to, due, count(*) from pgqueue.samples"
+        " where queue ~ '^q' and span = 10 group by 1, 2, 3 order by 2"
+    ).fetchall()
+    # One of sixty in each sample, which comes every ten seconds.
+    assert found == [(True, 1000, 1000, 59), (True, None, 1005, 2)]

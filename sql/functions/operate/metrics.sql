@@ -1,7 +1,8 @@
 -- metrics: the numbers for a monitor, one a row, under their Prometheus names.
 --
--- From the last samples, and from statistics of the server: the cost does not depend on the backlog. While no living worker
--- takes samples, the jobs are counted, up to 10,000 of each lane: alerts have to fire just then. Reads only.
+-- From the last samples, bounded numbers of rows, and statistics of the server: the cost does not depend on the backlog.
+-- While no living worker takes samples, the jobs are counted, up to 10,000 of each lane: alerts have to fire just then. Reads
+-- only.
 -- Read it once for a database, not in each worker; workers count the jobs that they end.
 
 create or replace function pgqueue.metrics()
@@ -15,7 +16,8 @@ declare
 begin
     return query
     with numbers as materialized (select pgqueue._numbers(v_now, null) as document),
-    queues as (select q.queue from numbers n cross join jsonb_array_elements(n.document -> 'queues') q (queue))
+    queues as (select q.queue from numbers n cross join jsonb_array_elements(n.document -> 'queues') q (queue)),
+    living as materialized (select w.name, w.queues from pgqueue._living_workers_of(null, v_now) w)
     select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q
     cross join unnest('{waiting,due,scheduled,failed,blocked,executing,dead}'::text[]) s (state)
@@ -45,9 +47,8 @@ begin
     from queues q
     left join (
         select j.queue, extract(epoch from v_now - j.reserved_at)::double precision as seconds
-        from pgqueue.jobs j
-        where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() and j.started = j.reservation
-        limit 10000
+        from pgqueue._executing_jobs() j
+        where j.started = j.reservation
     ) e on e.queue = q.queue ->> 'queue'
     group by q.queue ->> 'queue'
     union all
@@ -70,11 +71,37 @@ begin
     union all
     select
         'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
-        (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', v_now) w)::double precision
+        (select count(*) from living l where l.queues is null or q.queue ->> 'queue' = any (l.queues))::double precision
     from queues q
     union all
+    select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots
+    from pgqueue._slots_for(null, v_now) s
+    cross join lateral (
+        values
+            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
+    ) x (state, slots)
+    where s.slots is not null
+    union all
+    select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
+    from living l
+    cross join lateral (
+        select x.memory
+        from pgqueue.heartbeats x
+        where x.worker between l.name and l.name
+        order by x.worker desc, x.n desc
+        limit 1
+    ) b
+    where b.memory is not null
+    union all
+    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
+    union all
+    select
+        'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
+    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
+    group by d.task, d.class, d.fingerprint
+    union all
     select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
-    from jsonb_array_elements(pgqueue._limits_now(10000)) l (part)
+    from jsonb_array_elements(pgqueue._limits_now(10000, 1000)) l (part)
     cross join lateral (
         values
             ('pgqueue_limit_executing', (l.part ->> 'executing')::double precision),
@@ -108,6 +135,10 @@ begin
     union all
     select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(v_now) o
     union all
+    select 'pgqueue_' || s.relname, '{}', s.n_live_tup::double precision
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue' and s.relname in ('events', 'event_waits')
+    union all
     select 'pgqueue_dead_tuples', jsonb_build_object('table', s.relname), s.n_dead_tup::double precision
     from pg_stat_all_tables s
     where s.schemaname = 'pgqueue' and s.relname in ('jobs', 'heads', 'heartbeats', 'idle_workers', 'dedupe_keys', 'samples')
@@ -131,3 +162,32 @@ $$;
 comment on function pgqueue.metrics() is
     'The numbers for a monitor: name, labels and value, as /metrics shows them. Those of queues are of the last sample while a worker takes samples, else counted, '
     'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics();';
+
+-- How many jobs of each limit_key wait, the most first; what is beyond p_most is in one row. Reads the jobs of p_blocks blocks
+-- of the table, and estimates by them where it has more: no index has limit_key, for every enqueue would pay for it.
+create or replace function pgqueue._tenants(p_most integer, p_blocks integer)
+returns table (tenant text, jobs double precision)
+language sql rows 10
+as $$
+    with chosen as materialized (
+        select distinct case when s.blocks > p_blocks then floor(random() * s.blocks)::bigint else g.n end as block, s.blocks
+        from (select pg_relation_size('pgqueue.jobs') / current_setting('block_size')::bigint as blocks) s
+        cross join generate_series(0, p_blocks - 1) g (n)
+        where g.n < s.blocks
+    ),
+    found as (
+        select j.limit_key as tenant, count(*) * max(c.blocks)::double precision / (select count(*) from chosen) as jobs
+        from chosen c
+        cross join lateral (
+            select x.limit_key
+            from pgqueue.jobs x
+            where x.ctid >= format('(%s,0)', c.block)::tid and x.ctid < format('(%s,0)', c.block + 1)::tid
+                and x.state in ('waiting', 'failed', 'blocked') and x.limit_key is not null
+            offset 0
+        ) j
+        group by j.limit_key
+    )
+    select case when r.n <= p_most then r.tenant else '(others)' end, round(sum(r.jobs)::numeric)::double precision
+    from (select f.*, row_number() over (order by f.jobs desc, f.tenant) as n from found f) r
+    group by 1
+$$;
