@@ -84,23 +84,9 @@ class PageDatabase:
         return await self.shared("stats", 1.0, observe.stats)
 
     async def late(self) -> list[dict[str, Any]]:
-        """Return which queues are late, and why."""
-        return await self._costly("why", observe.why_late, len)
-
-    async def metrics(self) -> list[tuple[str, dict[str, str], float]]:
-        """Return the numbers for a monitor."""
-        return await self._costly(
-            "metrics",
-            observe.metrics,
-            lambda rows: sum(
-                name == "pgqueue_queue_late_seconds" and labels["cause"] != "on_time" for name, labels, _ in rows
-            ),
-        )
-
-    async def _costly(self, key: str, call: Callable[[], Call[T]], late: Callable[[T], int]) -> T:
-        """Run a call once in ten seconds; once a minute while several queues are late: each of them costs."""
-        found = self._answers.get(key)
-        return await self.shared(key, 60.0 if found is not None and late(found[1]) > 1 else 10.0, call)
+        """Return which queues are late, and why: once a minute while several are, for each of them costs."""
+        found = self._answers.get("why")
+        return await self.shared("why", 60.0 if found is not None and len(found[1]) > 1 else 10.0, observe.why_late)
 
     async def _ask(self, key: object, call: Call[T]) -> T:
         [answer] = await self.read(call)

@@ -81,8 +81,9 @@ async def queue(context: Context) -> Response:
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     exact = None
     if context.query("exact"):
-        whole = await context.part("the exact numbers", shared("exact", 5.0, lambda: observe.stats(recent=False)), None)
-        exact = next((each for each in whole["queues"] if each["queue"] == name), None) if whole else None
+        reading = shared("exact", 5.0, lambda: observe.stats(recent=False))
+        whole = await context.part("the exact numbers", reading, {"queues": []})
+        exact = next((each for each in whole["queues"] if each["queue"] == name), None)
     return context.page(
         "queue.html",
         name=name,
@@ -208,7 +209,9 @@ async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
     findings = await context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), [])
     stats = await context.database.stats()
-    rows = await context.part("the numbers of the server", context.database.metrics(), [])
+    rows = await context.part(
+        "the numbers of the server", context.database.shared("metrics", 60.0, observe.metrics), []
+    )
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
         "health.html",
@@ -230,7 +233,7 @@ async def metrics_text(context: Context) -> Response:
     """The metrics of the database, for Prometheus."""
     if not metrics.is_available():
         raise HTTPException(404, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'")
-    rows = await context.database.metrics()
+    rows = await context.database.shared("metrics", 60.0, observe.metrics)
     return Response(metrics.as_text(metrics.of_database(rows)), media_type=metrics.CONTENT_TYPE)
 
 
@@ -240,7 +243,7 @@ async def points(context: Context) -> Response:
     span, shared = series.RANGES.get(context.query("range"), 900), context.database.shared
     if task:
         # A task may be in any queue: the samples of all are read.
-        rows = await shared(("series of task", task, span), max(span / 60, 60.0), lambda: series.of_task(task, span))
+        rows = await shared(("series of task", task, span), max(span / 60, 5.0), lambda: series.of_task(task, span))
     else:
         rows = await shared(("series", name, span), 2.0, lambda: observe.series(name, span))
     now = round(context.now())

@@ -99,6 +99,7 @@ READER = (
         "outcome",
         "next_attempts",
         "_schedule_rule",
+        "_executing_jobs",
         "_functions_of",
     }
 )

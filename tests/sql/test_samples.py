@@ -138,7 +138,7 @@ def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connectio
 
     def next_sample() -> dict[str, tuple[int, int | None, bool]]:
         clock.advance("11 s")
-        maintain(conn)
+        conn.execute("select pgqueue._sample(pgqueue._clock())")
         found = call(conn, "stats", recent=True)["queues"]
         return {
             each["queue"]: (each["waiting"], each["counted_to"], each["counted_at"] is None)

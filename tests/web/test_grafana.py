@@ -35,10 +35,15 @@ def expressions() -> list[str]:
 
 @pytest.fixture
 def busy(filled: psycopg.Connection) -> psycopg.Connection:
-    """A worker that reports its memory, a tenant whose jobs wait, and a large queue."""
+    """A worker that reports its memory, a tenant whose jobs wait, a large queue, and a breaker that is open."""
     enqueue_many(filled, 3, "report", queue="reports", limit_key="tenant:a")
     call(filled, "beat", "w1", memory=2**20)
     call(filled, "throttle", "task", "report", "1 min")
+    filled.execute(
+        "insert into pgqueue.pauses (kind, target, source, until, at, reason, by, half_open_at)"
+        " select 'task', 'load', 'breaker', 'infinity', now.at, 'E', 'w1', now.at + interval '1 min'"
+        " from (select pgqueue._clock() as at) now"
+    )
     filled.execute("update pgqueue.samples set counted_at = at - interval '3 min' where queue = 'mail'")
     return filled
 

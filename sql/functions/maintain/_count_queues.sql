@@ -1,9 +1,12 @@
 -- How many jobs each queue has, by state: the one count behind samples, stats() and wanted().
 --
--- By indexes alone, each sub-lane from its head on. Each count ends at p_most; those that queues share, of jobs that limits
--- and parents block and of the dead, at ten times as many. Reads only.
+-- By indexes alone, each sub-lane from its head on. Each count ends at p_most, that of ready jobs at 100 in a queue of p_large,
+-- which is known to have many more; those that queues share, of jobs that limits and parents block and of the dead, end
+-- at ten times p_most. Reads only.
 
-create or replace function pgqueue._count_queues(p_now timestamptz, p_most integer, p_queues text[] default null)
+create or replace function pgqueue._count_queues(
+    p_now timestamptz, p_most integer, p_queues text[] default null, p_large text[] default '{}'
+)
 returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
     dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer,
@@ -19,7 +22,9 @@ as $$
             select distinct l.queue, l.priority from pgqueue.lanes l where p_queues is null or l.queue = any (p_queues)
         ) l
         cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._count_ready(l.queue, l.priority, s.resumed, p_now, p_most) r
+        cross join lateral pgqueue._count_ready(
+            l.queue, l.priority, s.resumed, p_now, case when l.queue = any (p_large) then 100 else p_most end
+        ) r
     ),
     executing as (
         select j.queue, count(*) as jobs
@@ -48,11 +53,17 @@ as $$
     dead as (
         select j.queue, count(*) as jobs, sum(count(*)) over () as of_all
         from (
+            (
+                select x.queue
+                from pgqueue.history x
+                where p_queues is null and x.state <> 'succeeded' and x.state = 'dead'
+                order by x.id
+                limit 10::bigint * p_most
+            )
+            union all
             select x.queue
             from pgqueue.history x
-            where x.state <> 'succeeded' and x.state = 'dead'
-            order by x.id
-            limit 10::bigint * p_most
+            where p_queues is not null and x.state <> 'succeeded' and x.queue = any (p_queues) and x.state = 'dead'
         ) j
         group by j.queue
     ),
@@ -77,7 +88,8 @@ as $$
         coalesce(r.scheduled, 0)::integer, f.jobs::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
         coalesce(d.jobs, 0)::integer,
         coalesce(r.is_cut, false)
-            or greatest(k.jobs, f.jobs) >= p_most
+            or k.jobs >= p_most
+            or f.jobs >= m.most
             or greatest((select max(x.of_all) from waiting_for x), (select max(x.of_all) from dead x)) >= 10::bigint * p_most,
         r.oldest_due_at,
         (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer,
@@ -105,6 +117,7 @@ as $$
         ) b
     ) k
     left join dead d on d.queue = n.queue
+    cross join lateral (select case when n.queue = any (p_large) then 100 else p_most end as most) m
     cross join lateral (
         -- The index of ready jobs does not have their states; jobs_failed is read by this condition alone.
         select count(*) as jobs
@@ -112,7 +125,7 @@ as $$
             select
             from pgqueue.jobs x
             where case when x.state = 'failed' then true else false end and x.queue = n.queue
-            limit p_most
+            limit m.most
         ) x
     ) f
     -- Groups are counted by group_progress().

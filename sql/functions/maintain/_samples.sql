@@ -1,12 +1,13 @@
 -- Samples: the numbers of each queue every ten seconds, so that no reader has to count.
 --
 -- A queue of up to 10,000 jobs is counted whole each time (fewer where all queues have more than a million such jobs, as the
--- last sample counted them: so a sample takes some 50 ms at most). A larger one is
--- counted whole in its turn, one of sixty of them in each sample, so every ten minutes at least; between, its sample has
--- the numbers of that count, with its time, and the time of its oldest due job is of now. So a sample costs the same
--- beside a backlog of thousands or of millions, except the one queue. Lanes are read from their heads on, for an old snapshot
--- keeps the entries of jobs that are gone. A queue with nothing in it has no row; the queue '' stands for all of them, and
--- always has one. Inserts, reads, and deletes the reports of workers that it adds up; locks nothing else.
+-- last sample counted them). A larger one is counted whole in its turn, one of sixty of them in each sample, so every ten
+-- minutes at least; where large queues have millions of jobs, no more often: a sample is to take 50 ms of a core at most.
+-- Between, its sample has the numbers of that count, with its time, and the time of its oldest due job is of now. Whether it
+-- is still large is tried in each sample; where it had more than twice as many, once a minute, and whether 100 are left in
+-- each sample. Lanes are read from their heads on, for an old snapshot keeps the entries of jobs that are gone. A queue with
+-- nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts, reads, and deletes the reports
+-- of workers that it adds up; locks nothing else.
 
 create or replace function pgqueue._sample(p_now timestamptz)
 returns void
@@ -20,7 +21,19 @@ declare
         from pgqueue._last_samples() s
     );
 begin
-    with bounded as materialized (select c.* from pgqueue._count_queues(p_now, v_most) c),
+    with before as materialized (
+        select s.*, s.is_large and s.counted_at is not null as is_known, s.waiting + s.failed + s.blocked as jobs
+        from pgqueue._last_samples() s
+    ),
+    bounded as materialized (
+        select c.*
+        from pgqueue._count_queues(p_now, v_most, null, array(
+            select b.queue
+            from before b
+            where b.is_known and b.jobs > 2 * v_most
+                and abs(hashtext(b.queue)::bigint) % 6 <> floor(extract(epoch from p_now) / 10)::bigint % 6
+        )) c
+    ),
     taken as (
         delete from pgqueue.worker_reports r
         where r.n = any (array(select x.n from pgqueue.worker_reports x order by x.n limit 5000))
@@ -37,7 +50,6 @@ begin
         )) s
         group by s.queue
     ),
-    before as materialized (select s.* from pgqueue._last_samples() s),
     whole as (
         select w.*
         from pgqueue._count_queues(p_now, 2147483647, array(
@@ -45,8 +57,13 @@ begin
             from bounded c
             left join before s on s.queue = c.queue
             where c.is_cut
+                and (
+                    s.is_known is not true
+                    -- 1,000,000 jobs once a minute, 10,000,000 in ten.
+                    or s.counted_at <= p_now - least((select sum(x.jobs) from before x where x.is_known) * interval '60 us', '9 min')
+                )
             -- One that has become large has no count of before.
-            order by case when s.is_large then s.counted_at end nulls first, c.queue
+            order by case when s.is_known then s.counted_at end nulls first, c.queue
             limit ceil((select count(*) from bounded x where x.is_cut) / 60.0)
         )) w
     ),
@@ -95,7 +112,7 @@ begin
             r.ended
         from bounded c
         left join whole w on w.queue = c.queue
-        left join before b on b.queue = c.queue and c.is_cut and b.is_large and b.counted_at is not null
+        left join before b on b.queue = c.queue and c.is_cut and b.is_known
         full join reports r on r.queue = c.queue
     )
     insert into pgqueue.samples (

@@ -64,7 +64,7 @@ as $$
         format('select pgqueue.resume(%L, %L, %L);', s.kind, s.target, s.source)
     from pgqueue._standing(p_now) s
     -- A queue that has jobs due is found above.
-    where s.since < p_now - interval '1 day' and s.source <> 'breaker' and (s.kind <> 'queue' or pgqueue._due_in(s.target, p_now) = 0)
+    where s.since < p_now - interval '1 day' and s.source <> 'breaker' and (s.kind <> 'queue' or pgqueue._due_in(s.target, null, p_now) = 0)
     union all
     select
         'warning', 'breaker', format('%s:%s', p.kind, p.target),

@@ -74,31 +74,7 @@ begin
         (select count(*) from living l where l.queues is null or q.queue ->> 'queue' = any (l.queues))::double precision
     from queues q
     union all
-    select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots
-    from pgqueue._slots_for(null, v_now) s
-    cross join lateral (
-        values
-            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
-    ) x (state, slots)
-    where s.slots is not null
-    union all
-    select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
-    from living l
-    cross join lateral (
-        select x.memory
-        from pgqueue.heartbeats x
-        where x.worker between l.name and l.name
-        order by x.worker desc, x.n desc
-        limit 1
-    ) b
-    where b.memory is not null
-    union all
-    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
-    union all
-    select
-        'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
-    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
-    group by d.task, d.class, d.fingerprint
+    select f.* from pgqueue._metrics_of_fleet(v_now) f
     union all
     select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
     from jsonb_array_elements(pgqueue._limits_now(10000, 1000)) l (part)
@@ -135,10 +111,6 @@ begin
     union all
     select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(v_now) o
     union all
-    select 'pgqueue_' || s.relname, '{}', s.n_live_tup::double precision
-    from pg_stat_all_tables s
-    where s.schemaname = 'pgqueue' and s.relname in ('events', 'event_waits')
-    union all
     select 'pgqueue_dead_tuples', jsonb_build_object('table', s.relname), s.n_dead_tup::double precision
     from pg_stat_all_tables s
     where s.schemaname = 'pgqueue' and s.relname in ('jobs', 'heads', 'heartbeats', 'idle_workers', 'dedupe_keys', 'samples')
@@ -162,6 +134,42 @@ $$;
 comment on function pgqueue.metrics() is
     'The numbers for a monitor: name, labels and value, as /metrics shows them. Those of queues are of the last sample while a worker takes samples, else counted, '
     'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics();';
+
+-- The part of metrics() about workers, tenants, what jobs die of, and events.
+create or replace function pgqueue._metrics_of_fleet(p_now timestamptz)
+returns table (name text, labels jsonb, value double precision)
+language sql rows 30
+as $$
+    select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots
+    from pgqueue._slots_for(null, p_now) s
+    cross join lateral (
+        values
+            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
+    ) x (state, slots)
+    where s.slots is not null
+    union all
+    select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
+    from pgqueue._living_workers_of(null, p_now) l
+    cross join lateral (
+        select x.memory
+        from pgqueue.heartbeats x
+        where x.worker between l.name and l.name
+        order by x.worker desc, x.n desc
+        limit 1
+    ) b
+    where b.memory is not null
+    union all
+    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
+    union all
+    select
+        'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
+    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
+    group by d.task, d.class, d.fingerprint
+    union all
+    select 'pgqueue_' || s.relname, '{}'::jsonb, s.n_live_tup::double precision
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue' and s.relname in ('events', 'event_waits')
+$$;
 
 -- How many jobs of each limit_key wait, the most first; what is beyond p_most is in one row. Reads the jobs of p_blocks blocks
 -- of the table, and estimates by them where it has more: no index has limit_key, for every enqueue would pay for it.
