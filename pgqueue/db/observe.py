@@ -224,6 +224,15 @@ def job_log(job_id: int, after: int = 0) -> Call[list[dict[str, Any]]]:
     )
 
 
+def breakers() -> Call[list[dict[str, Any]]]:
+    """Read the breakers: kind, target, failures, of, pause."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by b.kind, b.target limit 500",
+        (),
+        read_column,
+    )
+
+
 def queues() -> Call[list[dict[str, Any]]]:
     """Read the options of queues."""
     return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)

@@ -228,7 +228,7 @@ async def group(context: Context) -> Response:
 
 
 async def limit(context: Context) -> Response:
-    """Set or drop a limit, pause or resume."""
+    """Set or drop a limit or a breaker, set a share, pause or resume."""
     form = await context.form()
     context.require("act" if one(form, "do") in ("pause", "resume") else "limits")
     kind, target = one(form, "kind"), one(form, "target")
@@ -245,6 +245,16 @@ async def limit(context: Context) -> Response:
             return context.page("drop_limit.html", kind=kind, target=target, limit=known)
         await change(context, operate.drop_limit(kind, target))
         return context.go("limits", said="the limit is removed")
+    if one(form, "do") == "set_breaker":
+        share, of = (_maybe_number(form, "failures") or 50) / 100, _maybe_number(form, "of") or 20
+        await change(context, operate.set_breaker(kind, target, share, of, one(form, "pause").strip() or "30 s"))
+        return context.go("limits", said="the breaker counts from now on")
+    if one(form, "do") == "remove_breaker":
+        await change(context, operate.remove_breaker(kind, target))
+        return context.go("limits", said="the breaker is removed")
+    if one(form, "do") == "set_share":
+        await change(context, operate.set_share(target, _maybe_number(form, "weight")))
+        return context.go("tenants", said="the share applies from the next claim on")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     units, burst = _maybe_number(form, "max_cost"), _maybe_number(form, "burst")
     await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None, units, burst))

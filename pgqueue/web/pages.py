@@ -194,9 +194,17 @@ async def job(context: Context) -> Response:
 
 
 async def limits(context: Context) -> Response:
-    """Limits, with the jobs that they count and that wait for them."""
+    """Limits, with the jobs that they count and that wait for them; what is paused; and breakers."""
     stats = await context.database.stats()
-    return context.page("limits.html", limits=stats["limits"], pauses=stats["pauses"], now=context.now())
+    breakers = await context.database.shared("breakers", 5.0, observe.breakers)
+    opened = [each for each in stats["pauses"] if each["source"] == "breaker"]
+    return context.page(
+        "limits.html",
+        limits=stats["limits"],
+        pauses=stats["pauses"],
+        breakers=[(each, _opened(each, opened)) for each in breakers],
+        now=context.now(),
+    )
 
 
 async def audit(context: Context) -> Response:
@@ -261,6 +269,16 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
         ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
     ]
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
+    """Return how many of the tasks or tenants of a breaker it has stopped: of one with a star, several."""
+    name = breaker["target"]
+    return sum(
+        each["kind"] == breaker["kind"]
+        and (each["target"].startswith(name[:-1]) if name.endswith("*") else each["target"] == name)
+        for each in opened
+    )
 
 
 def _pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

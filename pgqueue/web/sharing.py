@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import observe, steps
+from pgqueue.db import observe, operate, steps
 from pgqueue.web import facets
 from pgqueue.web.actions import change, one
 from pgqueue.web.context import Context
@@ -21,8 +21,10 @@ async def tenants(context: Context) -> Response:
     running = await shared("tenants", 5.0, observe.executing_by_tenant)
     executing: dict[str, int] = {str(name): int(jobs) for name, jobs in running}
     stats = await context.database.stats()
+    found = await shared("shares", 5.0, operate.shares)
     return context.page(
         "tenants.html",
+        shares={each["limit_key"]: each["weight"] for each in found},
         tenants=facets.tenants(rows, executing)[:_TENANTS],
         due=next((jobs for facet, _, jobs in rows if facet == "due"), 0),
         limits=[each for each in stats["limits"] if each["kind"] == "limit_key"],

@@ -131,15 +131,15 @@ BY_FORM = {
     "run_now_many": "act action=run id={later}",
     "run_schedule_now": "schedule do=run name=nightly",
     "set_limit": "limit do=set kind=task target=t max_executing=3",
+    "set_share": "limit do=set_share target=tenant:5 weight=3",
+    "set_breaker": "limit do=set_breaker kind=task target=t",
+    "remove_breaker": "limit do=remove_breaker kind=task target=other",
     "stop_worker": "worker do=stop name=w",
     "unschedule": "schedule do=remove name=nightly",
     "update_job": "act action=update id={waiting} priority=3",
     "update_many": "act action=update scope=all q=id:{waiting} count=1 priority=3",
 }
 NO_FORM = {
-    "set_share",
-    "set_breaker",
-    "remove_breaker",
     "release_from_parents",
     "set_retry_function",
     "grant_access",

@@ -20,11 +20,11 @@ def test_tenants_are_listed_by_their_jobs_and_one_is_paused_and_resumed(conn: ps
     call(conn, "set_limit", "limit_key", "tenant:*", max_executing=4)
     page = ask("GET", "/tenants").text
     shown = words(page)
-    assert "tenant:lumen 3 2 Pause tenant:acme 1 0 Pause" in shown
+    assert "tenant:lumen 3 2 1 Pause tenant:acme 1 0 1 Pause" in shown
     assert "all 4 due jobs" in shown
     assert "tenant:*" in shown
     ask("POST", "/limit", do="pause", kind="limit_key", target="tenant:acme")
-    assert "tenant:acme 1 0 operator" in words(ask("GET", "/tenants").text)
+    assert "tenant:acme 1 0 1 operator" in words(ask("GET", "/tenants").text)
     ask("POST", "/limit", do="resume", kind="limit_key", target="tenant:acme", source="operator")
     assert (
         "operator"
@@ -42,3 +42,26 @@ def test_events_are_listed_by_name_or_size_and_one_is_deleted(conn: psycopg.Conn
     answer = ask("POST", "/event", name="paid:1", confirm="yes")
     assert answer.status_code == 303
     assert value(conn, "select count(*) from pgqueue.events") == 2
+
+
+def test_a_share_of_a_tenant_is_set_and_taken_back(conn: psycopg.Connection, ask: Ask) -> None:
+    enqueue_many(conn, 2, limit_key="tenant:lumen")
+    ask("POST", "/limit", do="set_share", target="tenant:lumen", weight="3")
+    assert "tenant:lumen 2 0 3 Pause" in words(ask("GET", "/tenants").text)
+    ask("POST", "/limit", do="set_share", target="tenant:lumen", weight="")
+    assert "tenant:lumen 2 0 1 Pause" in words(ask("GET", "/tenants").text)
+
+
+def test_breakers_are_listed_set_and_removed_and_an_open_one_says_so(conn: psycopg.Connection, ask: Ask) -> None:
+    ask("POST", "/limit", do="set_breaker", kind="limit_key", target="tenant:*", failures="25", of="10", pause="1 min")
+    assert "limit key tenant:* 25 % of 10 attempts 1 min closed Remove" in words(ask("GET", "/limits").text)
+    conn.execute(
+        "insert into pgqueue.pauses (kind, target, source, until, at, by)"
+        " values ('limit_key', 'tenant:lumen', 'breaker', 'infinity', now(), 'pgqueue')"
+    )
+    ask("POST", "/limit", do="set_breaker", kind="task", target="send")
+    shown = words(ask("GET", "/limits").text)
+    assert "tenant:* 25 % of 10 attempts 1 min 1 open" in shown
+    assert "task send 50 % of 20 attempts 30 s closed" in shown
+    ask("POST", "/limit", do="remove_breaker", kind="task", target="send")
+    assert value(conn, "select count(*) from pgqueue.breakers") == 1
