@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, maintain, reserve, value
-from tests.databases import Cloner, Database
+from tests.databases import Cloner
 
 RATE, BURST = 10, 100  # ten units a second
 
@@ -55,9 +56,9 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def shared(cloner: Cloner) -> Iterator[Database]:
+def shared(cloner: Cloner) -> Iterator[psycopg.Connection]:
     database = cloner.migrated()
-    yield database
+    yield database.connect()
     cloner.drop(database)
 
 
@@ -66,9 +67,9 @@ def shared(cloner: Cloner) -> Iterator[Database]:
 @given(steps)
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_bucket_starts_what_the_model_starts(
-    shared: Database, kind: str, target: str, steps: list[tuple[str, int]]
+    shared: psycopg.Connection, kind: str, target: str, steps: list[tuple[str, int]]
 ) -> None:
-    conn = shared.connect()
+    conn = shared
     clock = Clock(conn)
     tables = "jobs, history, lanes, limits, limit_levels, limit_starts, limit_waits, maintenance_runs, heads"
     conn.execute(f"truncate {', '.join('pgqueue.' + name for name in tables.split(', '))}".encode())
