@@ -601,13 +601,16 @@ alter table pgqueue.limits drop constraint limits_check;
 alter table pgqueue.limits add column max_cost integer check (max_cost between 1 and 1000000000);
 alter table pgqueue.limits add column burst integer check (burst between 1 and 1000000000);
 alter table pgqueue.limits add constraint limits_rate_check check (rate between 1 and 1000000000);
-alter table pgqueue.limits add constraint limits_check check (num_nonnulls(max_executing, rate, max_cost) > 0);
+alter table pgqueue.limits add column breaks boolean;
+alter table pgqueue.limits add constraint limits_check check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0);
 alter table pgqueue.limits add constraint limits_check2 check (burst is null or rate is not null);
 comment on column pgqueue.limits.rate is
     'How many units may start in any period of the length per; each job is as many units as its cost, 1 by default. Null: no such limit.';
 comment on column pgqueue.limits.max_cost is 'How many units of jobs may execute at the same time; null: no such limit.';
 comment on column pgqueue.limits.burst is
     'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
+comment on column pgqueue.limits.breaks is
+    'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
 alter table pgqueue.jobs add column cost integer;
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
 alter table pgqueue.history add column cost integer;

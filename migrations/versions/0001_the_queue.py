@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "1b196733d06857e47141bad080375356610366507875d27a9ce6d8d65423777a"
+SQL_DIGEST = "03fbea14530274b1016e33f09bf8d143cc537a23886bd35c0af13e1a957dbbb1"
 
 
 def upgrade() -> None:
@@ -26,7 +26,7 @@ def downgrade() -> None:
             pgqueue.lanes, pgqueue.tenant_lanes, pgqueue.turns, pgqueue.shares,
             pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
             pgqueue.lease_promises, pgqueue.key_notes, pgqueue.dedupe_keys, pgqueue.limit_starts,
-            pgqueue.limit_levels, pgqueue.breaker_ends,
+            pgqueue.limit_levels, pgqueue.breaker_ends, pgqueue.retries,
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
             pgqueue.heartbeats, pgqueue.worker_reports, pgqueue.idle_workers, pgqueue.maintenance_runs,

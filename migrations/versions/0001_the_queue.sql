@@ -220,8 +220,9 @@ create table pgqueue.limits (
     per interval check (per >= '1 ms' and per <= '31 days'),
     max_cost integer check (max_cost between 1 and 1000000000),
     burst integer check (burst between 1 and 1000000000),
+    breaks boolean,
     primary key (kind, target),
-    check (num_nonnulls(max_executing, rate, max_cost) > 0),
+    check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0),
     check ((rate is null) = (per is null)),
     check (burst is null or rate is not null)
 );
@@ -239,6 +240,8 @@ comment on column pgqueue.limits.per is 'The length of the period for rate.';
 comment on column pgqueue.limits.max_cost is 'How many units of jobs may execute at the same time; null: no such limit.';
 comment on column pgqueue.limits.burst is
     'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
+comment on column pgqueue.limits.breaks is
+    'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
 
 -- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (

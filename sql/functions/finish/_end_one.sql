@@ -74,7 +74,6 @@ begin
             row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, null, g.reserved_at)::pgqueue.ended_job as job,
             num_nonnulls(g.dedupe, g.group_id, g.followers, g.limit_key) > 0
                 or exists (select from pgqueue.limits l where l.kind = 'task' and l.target = g.task)
-                or exists (select from pgqueue.breakers b where b.kind = 'task' and b.target = g.task)
                 or (g.key is not null and exists (select from pgqueue.limits l where l.kind = 'key')) as leaves_more,
             g.queue, g.key
         into v_gone

@@ -127,9 +127,7 @@ begin
                 ) filter (
                     where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps) > 0
                         or (g.limit_key is not null and exists (select from pgqueue.limits l where l.kind = 'limit_key'))
-                        or (g.limit_key is not null and exists (select from pgqueue.breakers b where b.kind = 'limit_key'))
                         or g.task = any ((select array_agg(l.target) from pgqueue.limits l where l.kind = 'task')::text[])
-                        or g.task = any ((select array_agg(b.target) from pgqueue.breakers b where b.kind = 'task')::text[])
                 ) as more
             into v_gone
             from gone g;
@@ -177,8 +175,7 @@ begin
         array_agg(e.limit_key) as limit_keys,
         array_agg(e.group_id) filter (where e.group_id is not null) as groups,
         array_agg(e.id) filter (where e.has_steps) as stepped,
-        (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members,
-        p_executing and p_state = 'succeeded' and exists (select from pgqueue.breakers) as has_breakers
+        (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members
     into v_more
     from unnest(p_ended) e;
     if v_more.members is not null then
@@ -188,11 +185,11 @@ begin
     if v_more.deduped is not null then
         perform pgqueue._free_dedupe(v_more.deduped);
     end if;
-    if v_more.has_breakers then
-        perform pgqueue._note_ends(p_ended, false);
-    end if;
     if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.limited_keys, v_more.limit_keys)) then
         perform pgqueue._leave_limits(v_more.tasks, v_more.limited_keys, v_more.limit_keys);
+        if p_state = 'succeeded' and exists (select from pgqueue.breakers) then
+            perform pgqueue._note_ends(p_ended, false);
+        end if;
     end if;
     if v_more.keys is not null then
         perform pgqueue._release_next(v_more.queues, v_more.keys, v_more.keyed);

@@ -76,6 +76,8 @@ as $$
         from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
     ) e
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
+    -- Not those that only say that there is a breaker.
+    where num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
 $$;
 
 -- The units that were started, or, in a bucket, that are taken. For a limit_key with * they are those of the value that has the

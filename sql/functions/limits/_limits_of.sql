@@ -30,7 +30,7 @@ as $$
     union all
     select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
     from pgqueue.limits l
-    where l.kind = 'task' and l.target = p_task
+    where l.kind = 'task' and l.target = p_task and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
     union all
     select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
     from pgqueue.limits l
@@ -43,6 +43,7 @@ as $$
                 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
             from pgqueue.limits l
             where p_limit_key is not null and l.kind = 'limit_key' and l.target = p_limit_key
+                and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
         )
         union all
         (
@@ -50,7 +51,7 @@ as $$
                 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
             from pgqueue.limits l
             where p_limit_key is not null and l.kind = 'limit_key' and right(l.target, 1) = '*'
-                and starts_with(p_limit_key, left(l.target, -1))
+                and starts_with(p_limit_key, left(l.target, -1)) and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
             order by length(l.target) desc
             limit 1
         )

@@ -16,7 +16,7 @@ begin
         );
     end if;
     delete from pgqueue.limits l
-    where l.kind = drop_limit.kind and l.target = drop_limit.target
+    where l.kind = drop_limit.kind and l.target = drop_limit.target and l.breaks is null
         and (
             drop_limit.part is null
             -- The only one.
@@ -33,8 +33,8 @@ begin
             per = case when drop_limit.part <> 'rate' then l.per end,
             max_cost = case when drop_limit.part <> 'max_cost' then l.max_cost end,
             burst = case when drop_limit.part not in ('rate', 'burst') then l.burst end
-        where l.kind = drop_limit.kind and l.target = drop_limit.target and drop_limit.part is not null
-            and to_jsonb(l) ->> drop_limit.part is not null;
+        where l.kind = drop_limit.kind and l.target = drop_limit.target and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
+            and (drop_limit.part is null or to_jsonb(l) ->> drop_limit.part is not null);
         if not found then
             return false;
         end if;

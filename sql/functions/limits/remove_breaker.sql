@@ -11,6 +11,9 @@ begin
     if not found then
         return false;
     end if;
+    delete from pgqueue.limits l
+    where l.kind = remove_breaker.kind and l.target = remove_breaker.target and num_nonnulls(l.max_executing, l.rate, l.max_cost) = 0;
+    update pgqueue.limits l set breaks = null where l.kind = remove_breaker.kind and l.target = remove_breaker.target;
     perform pgqueue._resume(p.kind, p.target, 'breaker')
     from pgqueue.pauses p
     where p.kind = remove_breaker.kind and p.source = 'breaker'

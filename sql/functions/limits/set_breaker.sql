@@ -12,6 +12,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    v_changed boolean;
 begin
     perform pgqueue._check_limit(set_breaker.kind, set_breaker.target, '{task,limit_key}');
     if set_breaker.failures is null or set_breaker.failures not between 0.01 and 1 then
@@ -32,13 +34,18 @@ begin
     on conflict (kind, target) do update
     set failures = excluded.failures, of = excluded.of, pause = excluded.pause
     where (b.failures, b.of, b.pause) is distinct from (excluded.failures, excluded.of, excluded.pause);
+    v_changed := found;
+    -- Ends ask for a limit anyway.
+    insert into pgqueue.limits as l (kind, target, breaks)
+    values (set_breaker.kind, set_breaker.target, true)
+    on conflict (kind, target) do update set breaks = true where l.breaks is null;
     return pgqueue._audit(
         'set_breaker',
         jsonb_build_object(
             'kind', set_breaker.kind, 'target', set_breaker.target, 'failures', set_breaker.failures, 'of', set_breaker.of,
             'pause', set_breaker.pause
         ),
-        found::integer
+        v_changed::integer
     );
 end
 $$;
