@@ -36,7 +36,7 @@ def test_a_fold_shows_what_is_behind_each_mask(conn: psycopg.Connection, ask: As
     shown = words(page)
     assert "‹host› 2 different in 11 hooks.lumen.example 8 73 % hooks.acme.example 3 27 %" in shown
     assert "‹n› 1 different in 11 10 11 100 %" in shown
-    assert re.search(r"The newest All 11 \d+ [\d.]+ m?s ago · no answer from hooks.acme.example", shown)
+    assert re.search(r"The newest All 11 \d+ [\d.]+ \w+ ago · no answer from hooks.acme.example", shown)
     # It closes where it was opened.
     assert f'href="/dead#{link[1]}"' in page
 

@@ -99,10 +99,11 @@ def test_its_plots_are_of_its_own_jobs(conn: psycopg.Connection, ask: Ask) -> No
     call(conn, "beat", "w", Jsonb({"jobs": jobs}))
     maintain(conn)
     found = ask("GET", "/series?task=send").json()
-    assert (found["succeeded"], found["failed"]) == ([2], [1])
+    # On a busy machine, maintenance may have taken another sample since.
+    assert (found["succeeded"][0], found["failed"][0]) == (2, 1)
     assert 4 < found["run p95"][0] < 16
-    assert found["p95"] == [None]
-    assert ask("GET", "/series?task=none").json()["succeeded"] == [0]
+    assert found["p95"][0] is None
+    assert set(ask("GET", "/series?task=none").json()["succeeded"]) == {0}
     page = ask("GET", "/task?name=send").text
     assert page.count('data-src="/series?task=send"') == 3
 
