@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from examples.incidents.cure import commands_of, end
 from examples.incidents.scenes import INCIDENTS
 from examples.incidents.stage import Stage
+from pgqueue.db import observe
+from pgqueue.db.call import perform
 from pgqueue.testing import Clock
+from tests.calls import call, enqueue, value
 from tests.databases import Database
 from tests.docs.pages import ROOT, blocks, read
 from tests.web.conftest import ask, serve
@@ -50,6 +54,32 @@ def test_each_incident_has_its_entry_below_its_cause() -> None:
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#{2,3} |\Z)", read(PAGE), re.MULTILINE | re.DOTALL))
     for name, incident in INCIDENTS.items():
         assert f"python -m examples.incidents {name}\n" in sections[incident.cause or incident.topic]
+
+
+def test_each_cause_that_sql_knows_has_its_entry(conn: psycopg.Connection) -> None:
+    comment = value(conn, "select obj_description('pgqueue.why_late(text)'::regprocedure)")
+    listed = re.sub(r"\(.*?\)", "", re.search(r"cause: (.*?)\. subject", comment)[1])  # type: ignore[index]
+    causes = set(listed.replace(" ", "").split(",")) - {"on_time"}
+    assert {incident.cause for incident in INCIDENTS.values()} - {""} <= causes
+    assert causes <= set(re.findall(r"^### (\w+)$", read(PAGE), re.MULTILINE))
+
+
+@pytest.mark.parametrize(("source", "cause"), [("throttle", "throttled"), ("breaker", "breaker")])
+def test_what_a_throttle_or_a_breaker_prints_stands_in_its_entry(
+    conn: psycopg.Connection, source: str, cause: str
+) -> None:
+    call(conn, "hello", "w")
+    conn.execute(
+        "insert into pgqueue.pauses (kind, target, source, until, at, by)"
+        " select 'task', 'call_api', %s, clock_timestamp() + interval '1 hour', clock_timestamp(), 'w'",
+        [source],
+    )
+    enqueue(conn, "call_api")
+    [found] = perform(conn, observe.why_late("default"))
+    assert found["cause"] == cause
+    section = re.search(rf"^### {cause}\n.*?```text\n(.*?)```", read(PAGE), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert section[1].splitlines() == list(commands_of(found["remedy"]))
 
 
 @pytest.mark.parametrize("name", INCIDENTS)
