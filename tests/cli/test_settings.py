@@ -91,7 +91,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         *(f"breakers {each}" for each in ("list", "set", "remove", "close")),
         *(f"shares {each}" for each in ("list", "set", "drop")),
         *(f"schedules {each}" for each in ("list", "add", "show", "set", "pause", "resume", "run", "remove")),
-        *(f"workers {each}" for each in ("list", "quiet", "resume", "stop")),
+        *(f"workers {each}" for each in ("list", "quiet", "resume", "stop", "kill")),
     }
 
 
