@@ -183,6 +183,7 @@ def test_a_list_that_stops_at_its_limit_says_so(run: Run, conn: psycopg.Connecti
 
 
 def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
     on_time = "No queue is late by 30 s or more, and none is stuck for 5 min or more.\n"
     assert run("why").out == on_time
     enqueue(conn, queue="mail")
