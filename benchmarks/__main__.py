@@ -26,6 +26,7 @@ NAMES = (
     "transaction",
     "held_snapshot",
     "reserve_flat",
+    "many_queues",
     "wal",
     "idle_fleet",
     "memory",

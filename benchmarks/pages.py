@@ -39,7 +39,8 @@ select
     case when g %% 1000 = 0 then '{vip}'::text[] end,
     case when g <= %(jobs)s / 20 then 1 when g <= %(jobs)s / 10 then 2 + g %% 200 end
 from generate_series(1, %(jobs)s) g;
-insert into pgqueue.lanes (queue, priority, seen_at) select 'queue' || g, 0, now() from generate_series(0, 29) g;
+insert into pgqueue.lanes (queue, priority, until)
+select 'queue' || g, 0, now() + interval '1 hour' from generate_series(0, 29) g;
 insert into pgqueue.history (
     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state, attempts, losses, priority,
     granularity, queue, task, args, errors

@@ -35,7 +35,8 @@ from generate_series(1, %(jobs)s) g
 cross join lateral (
     select now() + case when g %% 30 < 10 then interval '-1 hour' else interval '1 day' end + g * interval '1 us' as at
 ) t;
-insert into pgqueue.lanes (queue, priority, seen_at) select 'queue' || g, 0, now() from generate_series(0, 29) g;
+insert into pgqueue.lanes (queue, priority, until)
+select 'queue' || g, 0, now() + interval '1 hour' from generate_series(0, 29) g;
 insert into pgqueue.history (
     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state, attempts, losses, priority,
     granularity, queue, task, args
@@ -48,7 +49,8 @@ from generate_series(1, %(jobs)s) g;
 """
 
 _NONE = (
-    "create or replace function pgqueue._sample(p_now timestamptz) returns void language plpgsql as 'begin return; end'"
+    "create or replace function pgqueue._sample(p_now timestamptz, p_cursor text[] default null) returns text[]"
+    " language plpgsql as 'begin return null; end'"
 )
 
 

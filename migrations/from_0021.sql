@@ -679,3 +679,26 @@ comment on column pgqueue.breaker_ends.failed is 'How many of them failed.';
 comment on column pgqueue.breaker_ends.since is 'It was opened here: attempts that were reserved before this time count for nothing.';
 alter type pgqueue.failed_attempt add attribute reserved_at timestamptz;
 alter type pgqueue.ended_job add attribute reserved_at timestamptz;
+-- Where there are many lanes, claims go round those that have something due, and empty ones leave soon.
+alter table pgqueue.lanes
+    drop column seen_at,
+    add column due_from timestamptz not null default '-infinity',
+    add column until timestamptz not null default clock_timestamp() + interval '1 hour',
+    add column turn double precision not null default random();
+alter table pgqueue.lanes alter column until drop default;
+alter table pgqueue.lanes set (fillfactor = 70);
+create index lanes_in_turn on pgqueue.lanes (priority, turn) where due_from = '-infinity';
+create index lanes_later on pgqueue.lanes (due_from) where due_from > '-infinity';
+comment on column pgqueue.lanes.due_from is
+    'Where there are more than 64 rows, claims visit the lane from then on; it holds nothing that is due before.';
+comment on column pgqueue.lanes.until is
+    'Who makes a job ready before then, and not before due_from, relies on this row; later, a row is inserted. It stays until all those transactions have ended.';
+comment on column pgqueue.lanes.turn is
+    'Where there are more than 64 rows, claims visit the lanes of a priority in this order, from where the last one ended.';
+alter table pgqueue.maintenance_runs add column due_lanes integer;
+comment on column pgqueue.maintenance_runs.due_lanes is
+    'Where there are more than 64 lanes, how many of them claims go round, up to 10,000. Null: claims visit each.';
+create index queues_weighted on pgqueue.queues (name) where weight <> 1;
+create type pgqueue.lane_round as (lanes pgqueue.due_lane[], turn text, is_drawn boolean, is_whole boolean);
+comment on type pgqueue.lane_round is 'Private: the lanes that a claim visits where there are many: see _next_lanes.';
+alter type pgqueue.draw add attribute share integer, add attribute round pgqueue.lane_round;

@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "03fbea14530274b1016e33f09bf8d143cc537a23886bd35c0af13e1a957dbbb1"
+SQL_DIGEST = "0edbd17b956d8ef835654308200b9493a17894d7218eec0c61b79d0d675d6ab6"
 
 
 def upgrade() -> None:
@@ -30,12 +30,12 @@ def downgrade() -> None:
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
             pgqueue.heartbeats, pgqueue.worker_reports, pgqueue.idle_workers, pgqueue.maintenance_runs,
-            pgqueue.maintenance_steps, pgqueue.samples, pgqueue.job_logs, pgqueue.grants, pgqueue.audit,
-            pgqueue.releases;
+            pgqueue.maintenance_steps, pgqueue.samples, pgqueue.job_logs, pgqueue.retries, pgqueue.grants,
+            pgqueue.audit, pgqueue.releases;
         drop sequence pgqueue.step_under_way;
         drop type
             pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job,
-            pgqueue.sub_lane, pgqueue.due_lane, pgqueue.candidate,
+            pgqueue.sub_lane, pgqueue.lane_round, pgqueue.due_lane, pgqueue.candidate,
             pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.claimed_job, pgqueue.draw, pgqueue.failure,
             pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
         drop type pgqueue.job_state;

@@ -73,6 +73,8 @@ create table pgqueue.queues (
     retry_budget integer check (retry_budget between 1 and 1000000),
     fair_by text collate "C" check (fair_by = 'limit_key')
 );
+-- Each claim asks whether one has a weight.
+create index queues_weighted on pgqueue.queues (name) where weight <> 1;
 comment on table pgqueue.queues is
     'The options that operators set for a queue; they take effect at once. A queue without a row has the defaults.';
 comment on column pgqueue.queues.name is 'The queue.';
@@ -657,24 +659,34 @@ comment on column pgqueue.history.cost is 'How many units of its limits a start 
 comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
 comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 
--- Which lanes exist. There is no unique constraint, because two enqueues that register one lane must not wait for each
--- other; readers use distinct, and maintain removes duplicates.
+-- Which lanes exist. No unique constraint, for two enqueues that register one lane must not wait for each other; readers
+-- take distinct and maintain merges. A row of a lane with jobs is only ever extended, and `until` is in no index: the
+-- new version needs no entries of its own.
 create table pgqueue.lanes (
     queue text collate "C" not null,
     priority smallint not null,
-    seen_at timestamptz not null,
-    is_fair boolean not null default false
-);
+    is_fair boolean not null default false,
+    due_from timestamptz not null default '-infinity',
+    until timestamptz not null,
+    turn double precision not null default random()
+) with (fillfactor = 70);
 -- Under a publication for all tables PostgreSQL refuses to update or delete rows of a table that has no key. A key would
 -- cost each insert an index entry; the whole row as identity costs only updates and deletes, which are rare here.
 alter table pgqueue.lanes replica identity full;
 create index lanes_by_name on pgqueue.lanes (queue, priority);
+-- Where there are many: the lanes that claims go round, and those that nothing is due in before a time.
+create index lanes_in_turn on pgqueue.lanes (priority, turn) where due_from = '-infinity';
+create index lanes_later on pgqueue.lanes (due_from) where due_from > '-infinity';
 comment on table pgqueue.lanes is 'Private: the (queue, priority) pairs that reserve visits.';
 comment on column pgqueue.lanes.queue is 'The queue.';
 comment on column pgqueue.lanes.priority is 'The priority.';
-comment on column pgqueue.lanes.seen_at is
-    'When the lane was last seen in use; a lane that has been empty for an hour is dropped.';
 comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
+comment on column pgqueue.lanes.due_from is
+    'Where there are more than 64 rows, claims visit the lane from then on; it holds nothing that is due before.';
+comment on column pgqueue.lanes.until is
+    'Who makes a job ready before then, and not before due_from, relies on this row; later, a row is inserted. It stays until all those transactions have ended.';
+comment on column pgqueue.lanes.turn is
+    'Where there are more than 64 rows, claims visit the lanes of a priority in this order, from where the last one ended.';
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
 -- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
@@ -1183,7 +1195,8 @@ create table pgqueue.maintenance_runs (
     found_lanes bigint not null default 0,
     unparked bigint not null default 0,
     hidden bigint not null default 0,
-    expired bigint not null default 0
+    expired bigint not null default 0,
+    due_lanes integer
 );
 comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). Read stats() instead.';
 comment on column pgqueue.maintenance_runs.n is 'The order of the runs.';
@@ -1202,6 +1215,8 @@ comment on column pgqueue.maintenance_runs.hidden is
     'How many lanes were found with ready jobs below their heads, in all; normally none.';
 comment on column pgqueue.maintenance_runs.expired is
     'How many jobs were cancelled because they had not started in time, in all.';
+comment on column pgqueue.maintenance_runs.due_lanes is
+    'Where there are more than 64 lanes, how many of them claims go round, up to 10,000. Null: claims visit each.';
 
 -- The state that a step leaves for its next run. Inserted when it differs from the newest row, and read newest first: a row
 -- that is updated in place would, under an old snapshot, become a chain of versions that every run walks.
@@ -1474,8 +1489,12 @@ create type pgqueue.claimed_job as (
 );
 comment on type pgqueue.claimed_job is 'Private: a row of reserve().';
 
+create type pgqueue.lane_round as (lanes pgqueue.due_lane[], turn text, is_drawn boolean, is_whole boolean);
+comment on type pgqueue.lane_round is 'Private: the lanes that a claim visits where there are many: see _next_lanes.';
+
 create type pgqueue.draw as (
-    turns pgqueue.turn[], among text[], undrawn integer[], jobs pgqueue.claimed_job[], filled pgqueue.turn[]
+    turns pgqueue.turn[], among text[], undrawn integer[], jobs pgqueue.claimed_job[], filled pgqueue.turn[],
+    share integer, round pgqueue.lane_round
 );
 comment on type pgqueue.draw is
     'Private: which queues the slots of a claim drew, and with which result: see _next_turn.';

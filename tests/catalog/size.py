@@ -21,15 +21,15 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=21_350, functions=501)
+BUDGET = Size(lines=21_750, functions=508)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
 PLANNED = {
     "the first hour: options that a newcomer looks for": Size(lines=200, functions=6),
-    # Taken so far: pauses, throttles, jobs that supersede others, costs, breakers, and fair queues: their claims, lanes
-    # and switches.
-    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=2_400, functions=49),
+    # Taken so far: pauses, throttles, jobs that supersede others, costs, breakers, fair queues (their claims, lanes and
+    # switches), and thousands of queues (the index of lanes that have something due, and how they leave it).
+    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=2_800, functions=56),
     "an incident: causes, true numbers, memory, killed workers": Size(lines=1_050, functions=26),
     # What fills a queue, what is behind a mask, what became of a bulk retry, the last troubles.
     "the pages of operators": Size(lines=200, functions=6),

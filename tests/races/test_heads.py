@@ -201,7 +201,7 @@ def test_a_producer_whose_xid_is_the_newest_of_all_loses_no_job(
     # From here on the clock runs: to move it by hand is a transaction, which would end after the producer's xid.
     clock.back_to_real()
     # Years have passed: the lane would be dropped as empty.
-    conn.execute("update pgqueue.lanes set seen_at = now()")
+    conn.execute("update pgqueue.lanes set until = now() + '1 hour'::interval")
     producer = database.connect(autocommit=False)
     job_id = enqueue(producer)
     # No snapshot lists the producer as running: its xid is not below one that has ended. Its job is older than the
@@ -364,7 +364,7 @@ def test_a_lane_made_while_a_long_writer_is_open_hides_none_of_its_jobs(
     assert ids(reserve(conn, queues=["new"])) == [job_id]
 
 
-def test_a_lane_that_was_dropped_while_a_writer_was_open_begins_anew(
+def test_a_lane_on_which_an_open_writer_relies_is_not_dropped(
     database: Database, conn: psycopg.Connection, clock: Clock, traffic: Traffic
 ) -> None:
     traffic.pass_by("old")
@@ -374,11 +374,21 @@ def test_a_lane_that_was_dropped_while_a_writer_was_open_begins_anew(
     for _ in range(3):
         clock.advance("2 hours")
         maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.lanes where queue = 'old'") == 1
+    writer.commit()
+    assert ids(reserve(conn, queues=["old"])) == [job_id]
+
+
+def test_the_heads_of_a_lane_that_was_dropped_go_an_hour_later(
+    conn: psycopg.Connection, clock: Clock, traffic: Traffic
+) -> None:
+    traffic.pass_by("old")
+    for _ in range(4):
+        clock.advance("61 min")
+        maintain(conn)
     assert value(conn, "select count(*) from pgqueue.lanes where queue = 'old'") == 0
     assert value(conn, "select count(*) from pgqueue.heads where queue = 'old'") == 0
-    writer.commit()
-    clock.advance("1 s")
-    maintain(conn)
+    job_id = enqueue(conn, queue="old")
     assert ids(reserve(conn, queues=["old"])) == [job_id]
 
 

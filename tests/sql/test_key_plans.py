@@ -48,8 +48,8 @@ insert into pgqueue.maintenance_runs (at) select now() from generate_series(1, 3
 delete from pgqueue.heads;
 update pgqueue.limits set max_executing = 5;
 insert into pgqueue.limit_waits (name, next_at) values ('limit_key:l', clock_timestamp());
-insert into pgqueue.lanes (queue, priority, seen_at)
-select q, 0, now() from unnest('{keyed,gathered,limited}'::text[]) q;
+insert into pgqueue.lanes (queue, priority, until)
+select q, 0, now() + '1 hour'::interval from unnest('{keyed,gathered,limited}'::text[]) q;
 """
 
 

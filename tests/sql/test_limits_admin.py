@@ -21,7 +21,7 @@ def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
         " from generate_series(1, %(count)s) n",
         {"key": None, "keys": False, "limit_key": None, "blocked_on": None, "count": count, **given},
     )
-    conn.execute("insert into pgqueue.lanes (queue, priority, seen_at) values (%s, 0, now())", [given["queue"]])
+    conn.execute("insert into pgqueue.lanes (queue, priority, until) values (%s, 0, 'infinity')", [given["queue"]])
 
 
 def count(conn: psycopg.Connection, kind: str, target: str, up_to: int = 100) -> int:

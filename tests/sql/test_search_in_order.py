@@ -105,8 +105,8 @@ select 'q' || n % 4, 't', '{}', n % 2, at, at, at, 'waiting'
 from (
     select n, now() - '1 h'::interval + (n * 7919 % 40000) * '1 ms'::interval as at from generate_series(1, 40000) n
 ) x;
-insert into pgqueue.lanes (queue, priority, seen_at)
-select 'q' || q, p, now() from generate_series(0, 3) q, generate_series(0, 1) p;
+insert into pgqueue.lanes (queue, priority, until)
+select 'q' || q, p, now() + '1 hour'::interval from generate_series(0, 3) q, generate_series(0, 1) p;
 insert into pgqueue.history (
     id, reservation, run_at, created_at, finished_at, kept_until, state, attempts, losses, priority, granularity, queue,
     task, args

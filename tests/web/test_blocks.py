@@ -64,7 +64,7 @@ def fill(conn: psycopg.Connection, first: int, last: int) -> None:
         conn.execute((text % between).encode())
     conn.execute("delete from pgqueue.lanes where queue ~ '^q'")
     conn.execute(
-        "insert into pgqueue.lanes (queue, priority, seen_at) select 'q' || g, 0, pgqueue._clock()"
+        "insert into pgqueue.lanes (queue, priority, until) select 'q' || g, 0, pgqueue._clock() + interval '1 hour'"
         f" from generate_series(0, {QUEUES - 1}) g".encode()
     )
     for worker in ("w1", "w2", "w3"):

@@ -9,9 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
-from tests.calls import call, enqueue, job, value
+from tests.calls import call, enqueue, job, maintain, table, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import NEVER, done, is_asleep, working
@@ -271,3 +272,17 @@ async def test_an_idle_worker_makes_history_partitions_on_its_second_connection(
         conn.execute(f"drop table {gone}".encode())
         conn.execute("delete from pgqueue.maintenance_steps where step = 'partitions'")
         await wait_until_async(lambda: value(conn, "select to_regclass(%s) is not null", gone), timeout=30)
+
+
+async def test_a_job_that_wakes_a_worker_is_found_beside_hundreds_of_queues(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = [Jsonb({"task": "t", "queue": f"queue {number}"}) for number in range(200)]
+    first = [row.job_id for row in table(conn, "enqueue_batch", jobs)]
+    maintain(conn)
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        assert await done(conn, *first) == ["succeeded"] * 200
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        # A job with a key is not handed off: it is found by claims, which pass the lanes that have just become empty.
+        again = [enqueue(conn, queue=f"queue {number}", key="k") for number in (7, 77, 177)]
+        assert await done(conn, *again) == ["succeeded"] * 3

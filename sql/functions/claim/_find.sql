@@ -9,12 +9,14 @@
 -- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
 -- in functions, which cost nothing unless they are called.
 
--- rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all; null: none. short: there are
--- fewer, and a reason to look for more. unmaintained: no session runs maintenance.
+-- p_lanes: only these, of p_queues. rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all;
+-- null: none. short: there are fewer, and a reason to look for more. unmaintained: no session runs maintenance. is_unread: there
+-- are more than 64 lanes and none were given, so nothing was read: see _next_lanes.
 create or replace function pgqueue._find(
     p_worker text, p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[],
-    p_all boolean,
-    out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
+    p_all boolean, p_lanes pgqueue.due_lane[],
+    out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean,
+    out is_unread boolean
 )
 language plpgsql
 as $$
@@ -22,13 +24,21 @@ declare
     v_lanes pgqueue.due_lane[];
     v_more record;
 begin
-    with lanes as materialized (
+    with run as materialized (
+        select h.at between p_now - interval '2 s' and p_now as is_current, h.due_lanes
+        from (values (1)) one (row)
+        left join lateral (select r.at, r.due_lanes from pgqueue.maintenance_runs r order by r.n desc limit 1) h on true
+    ),
+    lanes as materialized (
         select
             l.queue, l.priority, l.resumed, l.head, l.head_id, l.is_fair,
             exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
             min(l.queue) over () <> max(l.queue) over () as is_one_of_several,
             bool_or(l.is_fair) over () as takes_turns
-        from pgqueue._due_lanes(p_queues, p_now) l
+        from run m
+        cross join lateral pgqueue._due_lanes(
+            p_queues, case when m.due_lanes is null then p_lanes else coalesce(p_lanes, '{}') end, p_now
+        ) l
         -- Not NOT EXISTS, which the planner may turn into a join.
         where exists (
             select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now
@@ -42,7 +52,7 @@ begin
         f.candidates,
         f.queues[cardinality(f.queues)],
         cardinality(f.rows) < p_jobs and (
-            f.unmaintained
+            m.is_current is not true
             -- Lapsed leases matter to a claim that comes up short.
             or exists (
                 select
@@ -60,26 +70,22 @@ begin
             or exists (select from pgqueue.notes)
             or exists (select from pgqueue.limit_waits w where w.next_at <= p_now)
         ),
-        f.unmaintained,
+        m.is_current is not true,
+        p_lanes is null and m.due_lanes is not null,
         case when cardinality(f.rows) < p_jobs then (
             select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited)::pgqueue.due_lane)
             from lanes t
             where t.takes_turns and not t.resumed
         ) end
-    into rows, candidates, last_queue, short, unmaintained, v_lanes
-    from (
+    into rows, candidates, last_queue, short, unmaintained, is_unread, v_lanes
+    from run m
+    cross join (
         select
             coalesce(array_agg(c.row_ctid), '{}') as rows,
             array_agg(c.queue) as queues,
             array_agg(
                 row(c.row_ctid, c.id, c.queue, c.task, c.key, c.limit_key, c.is_expired, c.is_limited)::pgqueue.candidate
-            ) filter (where p_all or c.is_limited or c.key is not null or c.is_expired) as candidates,
-            (
-                select h.at between p_now - interval '2 s' and p_now
-                from pgqueue.maintenance_runs h
-                order by h.n desc
-                limit 1
-            ) is not true as unmaintained
+            ) filter (where p_all or c.is_limited or c.key is not null or c.is_expired) as candidates
         from (
             select j.*
             from lanes l
@@ -135,8 +141,8 @@ end
 $$;
 
 -- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
--- planner copies its expression to each place that uses it.
-create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
+-- planner copies its expression to each place that uses it. p_lanes null: all lanes of p_queues.
+create or replace function pgqueue._due_lanes(p_queues text[], p_lanes pgqueue.due_lane[], p_now timestamptz)
 returns table (
     queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
     head_at timestamptz, is_fair boolean
@@ -150,8 +156,10 @@ as $$
     from (
         select x.queue, x.priority, bool_or(x.is_fair) as is_fair
         from pgqueue.lanes x
-        where p_queues is null or x.queue = any (p_queues)
+        where p_lanes is null and (p_queues is null or x.queue = any (p_queues))
         group by x.queue, x.priority
+        union all
+        select y.queue, y.priority, y.is_fair from unnest(p_lanes) y
     ) a
     cross join (values (false), (true)) r (resumed)
     cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h

@@ -2,6 +2,9 @@
 -- What goes from round to round is a pgqueue.draw. turns: the queues to serve, in order, each with the slots that drew it; the
 -- first one is being served. among: the queues in which a job may be due. undrawn: slots that draw again once all turns are
 -- over. jobs: what was claimed; filled: the slots that each queue filled.
+-- Where there are more than 64 lanes, a claim that serves all queues draws among those of the next 64 in turn, over all
+-- priorities (round), and, by weight, also among all that have a weight. share: how many each of the 64 without a weight stands
+-- for.
 
 -- p_free: how many slots of the first turn are free, or, if there is none yet, how many draw. In the end turns is empty.
 create or replace function pgqueue._next_turn(
@@ -13,14 +16,32 @@ as $$
 declare
     v_draw pgqueue.draw := p_draw;
     v_rest integer[];
+    v_due_lanes integer;
+    v_lanes pgqueue.due_lane[];
 begin
     if v_draw.turns is null then
         v_draw.undrawn := array(select generate_series(1, p_free));
+        if p_queues is null then
+            v_due_lanes := (select h.due_lanes from pgqueue.maintenance_runs h order by h.n desc limit 1);
+        end if;
+        if v_due_lanes is not null then
+            v_draw.round := pgqueue._next_lanes(null, null, true, p_now);
+            v_lanes := (v_draw.round).lanes;
+            v_draw.share := greatest(v_due_lanes / 64, 1);
+            if p_strategy = 'weighted' then
+                v_lanes := v_lanes || pgqueue._lanes_of(array(select q.name from pgqueue.queues q where q.weight <> 1), p_now);
+            end if;
+        end if;
         v_draw.among := array(
             select distinct a.queue
-            from pgqueue.lanes a
-            where (p_queues is null or a.queue = any (p_queues))
-                and not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > p_now)
+            from (
+                select x.queue
+                from pgqueue.lanes x
+                where v_lanes is null and (p_queues is null or x.queue = any (p_queues))
+                union all
+                select x.queue from unnest(v_lanes) x
+            ) a
+            where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > p_now)
         );
     elsif p_free > 0 and v_draw.turns <> '{}' then
         -- The queue has too few jobs.
@@ -36,7 +57,7 @@ begin
     if v_draw.turns = '{}' and v_draw.undrawn <> '{}' and v_draw.among <> '{}' then
         v_draw.turns := array(
             select row(d.queue, d.slots)::pgqueue.turn
-            from pgqueue._draw(v_draw.undrawn, v_draw.among, p_queues, p_weights, p_strategy, p_now) d
+            from pgqueue._draw(v_draw, p_queues, p_weights, p_strategy, p_now) d
         );
         v_draw.undrawn := '{}';
     end if;
@@ -58,7 +79,8 @@ begin
         select t.queue, t.slots, f.*
         from unnest(draw.turns) t
         cross join lateral pgqueue._find(
-            p_worker, array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false
+            p_worker, array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false,
+            pgqueue._lanes_of(array[t.queue], p_now)
         ) f
     )
     select
@@ -177,38 +199,41 @@ $$;
 -- all that are due. Leaving out draws that do not count changes no share.
 -- round_robin: from a random queue on, in turn.
 create or replace function pgqueue._draw(
-    p_slots integer[], p_among text[], p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz
+    p_draw pgqueue.draw, p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz
 )
 returns table (queue text, slots integer[])
 language plpgsql rows 10
 as $$
 declare
+    v_share integer := coalesce(p_draw.share, 1);
+    v_lanes pgqueue.due_lane[];
     v_due text[];
     v_start integer;
 begin
     if p_strategy = 'lag' then
+        v_lanes := pgqueue._lanes_of(p_draw.among, p_now);
         return query
-        select l.queue, p_slots
-        from pgqueue._due_lanes(p_among, p_now) l
+        select l.queue, p_draw.undrawn
+        from pgqueue._due_lanes(p_draw.among, v_lanes, p_now) l
         group by l.queue
         order by min(l.lane_ready_at), l.queue;
         return;
     end if;
     if p_strategy = 'round_robin' then
-        v_due := pgqueue._due_of(p_among, p_now);
+        v_due := pgqueue._due_of(p_draw.among, p_now);
         v_start := floor(random() * cardinality(v_due))::integer;
         return query
         select v_due[1 + (v_start + s.n::integer) % cardinality(v_due)], array_agg(s.slot order by s.slot)
-        from unnest(p_slots) with ordinality s (slot, n)
+        from unnest(p_draw.undrawn) with ordinality s (slot, n)
         where v_due <> '{}'
         group by 1;
         return;
     end if;
-    if cardinality(p_among) <= 3 * cardinality(p_slots) then
+    if cardinality(p_draw.among) <= 3 * cardinality(p_draw.undrawn) then
         -- Few queues: asking all of them costs less.
         return query
         select d.queue, array_agg(d.slot order by d.slot)
-        from pgqueue._draw_by_weight(p_slots, pgqueue._due_of(p_among, p_now), p_queues, p_weights) d
+        from pgqueue._draw_by_weight(p_draw.undrawn, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
         group by d.queue;
         return;
     end if;
@@ -216,8 +241,8 @@ begin
     with drawn as materialized (
         select d.*
         from pgqueue._draw_by_weight(
-            array(select s.slot from unnest(p_slots) s (slot) cross join generate_series(1, 3)),
-            p_among, p_queues, p_weights
+            array(select s.slot from unnest(p_draw.undrawn) s (slot) cross join generate_series(1, 3)),
+            p_draw.among, p_queues, p_weights, v_share
         ) with ordinality d (slot, queue, n)
     ),
     placed as materialized (
@@ -228,7 +253,7 @@ begin
     ),
     left_over as (
         select array_agg(s.slot) as slots
-        from unnest(p_slots) s (slot)
+        from unnest(p_draw.undrawn) s (slot)
         where s.slot not in (select p.slot from placed p)
     ),
     filled as (
@@ -236,7 +261,7 @@ begin
         union all
         select d.slot, d.queue
         from left_over l
-        cross join lateral pgqueue._draw_by_weight(l.slots, pgqueue._due_of(p_among, p_now), p_queues, p_weights) d
+        cross join lateral pgqueue._draw_by_weight(l.slots, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
         where l.slots is not null
     )
     select f.queue, array_agg(f.slot order by f.slot) from filled f group by f.queue;
@@ -246,7 +271,7 @@ $$;
 -- The first pick of Efraimidis and Spirakis (Weighted random sampling with a reservoir, 2006: the largest of u^(1/w)),
 -- drawn here by its distribution, which costs one random number for a slot instead of one for each queue and slot.
 create or replace function pgqueue._draw_by_weight(
-    p_slots integer[], p_among text[], p_queues text[], p_weights integer[]
+    p_slots integer[], p_among text[], p_queues text[], p_weights integer[], p_share integer
 )
 returns table (slot integer, queue text)
 language plpgsql rows 10
@@ -259,7 +284,7 @@ begin
     from (
         select
             d.queue,
-            sum(coalesce(p_weights[array_position(p_queues, d.queue)], q.weight, 1)) over (order by d.queue)
+            sum(coalesce(p_weights[array_position(p_queues, d.queue)], nullif(q.weight, 1), p_share)) over (order by d.queue)
                 ::double precision as bound
         from unnest(p_among) d (queue)
         left join pgqueue.queues q on q.name = d.queue

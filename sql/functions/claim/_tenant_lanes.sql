@@ -76,8 +76,8 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_first boolean;
 begin
-    insert into pgqueue.lanes (queue, priority, seen_at, is_fair)
-    select p_queue, p_priority, v_now, true
+    insert into pgqueue.lanes (queue, priority, until, is_fair)
+    select p_queue, p_priority, v_now + interval '5 s', true
     where not exists (
         select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority and l.is_fair
     );
@@ -167,8 +167,8 @@ begin
         returning queue, priority
     ),
     fair_lanes as (
-        insert into pgqueue.lanes (queue, priority, seen_at, is_fair)
-        select distinct r.queue, r.priority, v_now, true
+        insert into pgqueue.lanes (queue, priority, until, is_fair)
+        select distinct r.queue, r.priority, v_now + interval '5 s', true
         from renewed r
         where not exists (
             select from pgqueue.lanes l where l.queue = r.queue and l.priority = r.priority and l.is_fair

@@ -4,8 +4,9 @@
 -- never waits, remembers their ctids, and names those that a rule may touch. Decide (_decide_starts), for those alone: expired
 -- ones end, those behind their key or without capacity are blocked. Take (_take): one UPDATE by ctid. Most claims are one
 -- round without a decision. A round takes its jobs before the next one reads, so the next one sees them executing. There is
--- a next round where some jobs did not start, where slots draw their queues (_next_turn), and once after lapsed leases were
--- taken back: so jobs come back even where no client calls maintain.
+-- a next round where some jobs did not start, where slots draw their queues (_next_turn), where there are more than 64 lanes, of
+-- which a round visits some (_next_lanes), and once after lapsed leases were taken back: so jobs come back even where no client
+-- calls maintain.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
 -- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned here: always generic, never by scanning or
 -- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a separate transaction
@@ -31,8 +32,8 @@ declare
     -- Moving a head pays for some fifty claimed jobs: of smaller claims one in a few does it, by chance.
     v_chance double precision := random() * 50;
     -- Read while the transaction has no xid: see _head.
-    v_began timestamptz;
-    v_newest_id bigint;
+    v_began timestamptz := case when v_chance < reserve.max_jobs and pg_current_xact_id_if_assigned() is null then pgqueue._clock() end;
+    v_newest_id bigint := case when v_began is not null then pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass) end;
     -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
     v_draws boolean;
     v_draw pgqueue.draw;
@@ -51,6 +52,8 @@ declare
     -- Some did not start: read on, without locked rows that stay in the ready index.
     v_again boolean := false;
     v_skipped tid[];
+    v_round pgqueue.lane_round;
+    v_goes_on boolean := false;
     v_rounds integer := 0;
     v_has_rescued boolean := false;
 begin
@@ -67,12 +70,11 @@ begin
     elsif reserve.queues is not null then
         perform pgqueue._check_queues(reserve.queues);
     end if;
-    if v_chance < reserve.max_jobs and pg_current_xact_id_if_assigned() is null then
-        v_began := pgqueue._clock();
-        v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
-    end if;
     loop
         v_now := pgqueue._clock();
+        if v_goes_on then
+            v_round := pgqueue._next_lanes(v_round, reserve.queues, false, v_now);
+        end if;
         if v_draw.turns <> '{}' and not v_one_by_one then
             select f.* into v_found from pgqueue._find_turns(v_draw, reserve.worker, v_now, v_skipped) f;
             v_one_by_one := v_found.candidates is not null;
@@ -80,10 +82,12 @@ begin
             v_draw := v_found.draw;
         else
             select f.* into v_found from pgqueue._find(
-                reserve.worker,
-                case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
-                reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null
+                reserve.worker, case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
+                reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null,
+                case when v_draw.turns is null then v_round.lanes else pgqueue._lanes_of(array[v_draw.turns[1].queue], v_now) end
             ) f;
+            v_goes_on := v_found.is_unread and not coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted'));
+            continue when v_goes_on;
         end if;
         v_rows := v_found.rows;
         v_starts := null;
@@ -116,9 +120,8 @@ begin
             end if;
             v_free := v_free - v_started;
             v_want := v_want - v_started;
-            exit when v_free = 0 or (not v_again and not v_found.short and v_draw.turns is null);
+            exit when v_free = 0 or (not v_again and not v_found.short and v_round.is_whole is not false and v_draw.turns is null);
         end if;
-
         -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
         v_rounds := v_rounds + v_again::integer;
         v_size := case when v_again and v_want > 0 and (v_rounds <= 2 or clock_timestamp() <= v_since + interval '20 ms')
@@ -126,25 +129,29 @@ begin
         exit when v_again and v_want > 0 and v_size is null and v_draw.turns is null;
         v_again := false;
         continue when v_size is not null;
-        if v_draw.turns is not null
-            or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted')))
-        then
+        if v_draw.turns is not null or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted'))) then
             v_draw := pgqueue._next_turn(v_draw, v_want, reserve.queues, reserve.weights, reserve.strategy, v_now);
             v_want := coalesce(cardinality(v_draw.turns[1].slots), v_free);
             -- In the end nothing is drawn, and a last round finds the reasons to look further.
             continue when v_draw.turns <> '{}' or v_rows <> '{}';
         end if;
-        exit when v_has_rescued or not v_found.short
-            or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues);
+        v_goes_on := not v_round.is_whole and v_rows <> '{}' and clock_timestamp() <= v_since + interval '20 ms';
+        continue when v_goes_on;
+        exit when v_has_rescued or not v_found.short or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues);
         v_has_rescued := true;
         v_draw.turns := null;
+        v_goes_on := v_round.lanes is not null;
+        v_round.turn := null;
         v_want := v_free;
     end loop;
+    v_round := coalesce(v_draw.round, v_round);
+    if v_round.turn is not null then
+        perform pgqueue._keep_turn(v_round, v_free < reserve.max_jobs);
+    end if;
+    -- There may be more than this worker can run: pass the wake-up on. Or more in other lanes, or behind jobs that it blocked.
     if v_free = 0 then
-        -- There may be more than this worker can run: pass the wake-up on.
         perform pgqueue._wake(v_found.last_queue, v_now, 1, reserve.worker);
-    elsif v_again and v_free = reserve.max_jobs and pgqueue._may_notify() then
-        -- There may be due jobs behind the ones that it blocked: the worker is to claim again at once.
+    elsif ((v_again and v_free = reserve.max_jobs) or not v_round.is_whole) and pgqueue._may_notify() then
         perform pg_notify(pgqueue._channel(reserve.worker), 'wake');
     end if;
     if v_draw.jobs is not null then

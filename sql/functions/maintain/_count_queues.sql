@@ -4,8 +4,10 @@
 -- which is known to have many more; those that queues share, of jobs that limits and parents block and of the dead, end
 -- at ten times p_most. Reads only.
 
+-- p_parts, p_part, p_always: one part of the queues, see _sample.
 create or replace function pgqueue._count_queues(
-    p_now timestamptz, p_most integer, p_queues text[] default null, p_large text[] default '{}'
+    p_now timestamptz, p_most integer, p_queues text[] default null, p_large text[] default '{}', p_parts integer default 1,
+    p_part integer default 0, p_always text[] default null
 )
 returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
@@ -19,7 +21,9 @@ as $$
     with ready as (
         select r.*
         from (
-            select distinct l.queue, l.priority from pgqueue.lanes l where p_queues is null or l.queue = any (p_queues)
+            select distinct l.queue, l.priority
+            from pgqueue.lanes l
+            where (p_queues is null or l.queue = any (p_queues)) and pgqueue._is_in_part(l.queue, p_parts, p_part, p_always)
         ) l
         cross join (values (false), (true)) s (resumed)
         cross join lateral pgqueue._count_ready(
@@ -130,6 +134,7 @@ as $$
     ) f
     -- Groups are counted by group_progress().
     where n.queue <> '@groups' and (p_queues is null or n.queue = any (p_queues))
+        and pgqueue._is_in_part(n.queue, p_parts, p_part, p_always)
 $$;
 
 -- The ready jobs of a sub-lane, those that are due and those for later counted to p_most each.

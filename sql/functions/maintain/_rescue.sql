@@ -282,6 +282,7 @@ begin
             (select array[s.ready_at::text, s.id::text] from seen s order by s.ready_at desc, s.id desc limit 1) as last
         into v_seen;
         if v_seen.moved > 0 then
+            perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
             perform pgqueue._wake(v_lane.queue, v_now, 2, null);
         end if;
         if v_seen.rows = v_left then

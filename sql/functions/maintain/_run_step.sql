@@ -124,6 +124,13 @@ begin
                 end if;
             end if;
         when 'lanes' then
+            run.due_lanes := case
+                when (select count(*) from (select from pgqueue.lanes limit 65) l) > 64
+                    then (select count(*) from (select from pgqueue.lanes l where l.due_from = '-infinity' limit 10000) l)
+            end;
+            if run.due_lanes is not null then
+                perform pgqueue._tidy_lanes(v_now);
+            end if;
             run.found_lanes := run.found_lanes + pgqueue._find_lanes();
         when 'heads' then
             perform pgqueue._move_all_heads();
@@ -170,7 +177,7 @@ begin
             );
             v_count := pgqueue._tidy(p_step, v_now, p_slice);
         when 'sample' then
-            perform pgqueue._sample(v_now);
+            next_cursor := pgqueue._sample(v_now, p_cursor);
         when 'hidden' then
             run.hidden := run.hidden + pgqueue._find_hidden();
             run.found_lanes := run.found_lanes + pgqueue._find_tenants();

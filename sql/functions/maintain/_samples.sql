@@ -8,12 +8,23 @@
 -- each sample. Lanes are read from their heads on, for an old snapshot keeps the entries of jobs that are gone. A queue with
 -- nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts, reads, and deletes the reports
 -- of workers that it adds up; locks nothing else.
+-- Where there are more than 500 lanes, a sample counts one part of the queues, some 250, and the fifty that had the most jobs,
+-- and writes rows of these, and of queues with jobs that have ended. The others keep their numbers until their turn.
 
-create or replace function pgqueue._sample(p_now timestamptz)
-returns void
+-- p_cursor: which part. Returns the next one.
+create or replace function pgqueue._sample(p_now timestamptz, p_cursor text[] default null)
+returns text[]
 language plpgsql
 as $$
 declare
+    -- The first one counts all.
+    v_parts integer := case when exists (select from pgqueue._last_samples()) then pgqueue._parts() else 1 end;
+    v_part integer := coalesce(p_cursor[1]::integer, 0) % v_parts;
+    v_always text[] := case
+        when v_parts > 1 then array(
+            select s.queue from pgqueue._last_samples() s order by s.due + s.blocked + s.executing desc limit 50
+        )
+    end;
     v_most integer := (
         select least(10000, greatest(1000, coalesce(1e10 / nullif(sum(
             least(s.due, 10000) + least(s.scheduled, 10000) + least(s.blocked, 10000)
@@ -25,14 +36,23 @@ begin
         select s.*, s.is_large and s.counted_at is not null as is_known, s.waiting + s.failed + s.blocked as jobs
         from pgqueue._last_samples() s
     ),
-    bounded as materialized (
+    counted_now as materialized (
         select c.*
         from pgqueue._count_queues(p_now, v_most, null, array(
             select b.queue
             from before b
             where b.is_known and b.jobs > 2 * v_most
                 and abs(hashtext(b.queue)::bigint) % 6 <> floor(extract(epoch from p_now) / 10)::bigint % 6
-        )) c
+        ), v_parts, v_part, v_always) c
+    ),
+    bounded as materialized (
+        select c.*, false as is_kept from counted_now c
+        union all
+        select
+            b.queue, b.waiting, b.due, b.scheduled, b.failed, b.blocked, b.executing, b.dead, b.is_large, b.oldest_due_at,
+            b.blocked_by_limit, b.blocked_by_parents, b.oldest_stuck_at, true
+        from before b
+        where v_parts > 1 and b.queue not in (select c.queue from counted_now c)
     ),
     taken as (
         delete from pgqueue.worker_reports r
@@ -56,7 +76,7 @@ begin
             select c.queue
             from bounded c
             left join before s on s.queue = c.queue
-            where c.is_cut
+            where c.is_cut and not c.is_kept
                 and (
                     s.is_known is not true
                     -- 1,000,000 jobs once a minute, 10,000,000 in ten.
@@ -64,31 +84,11 @@ begin
                 )
             -- One that has become large has no count of before.
             order by case when s.is_known then s.counted_at end nulls first, c.queue
-            limit ceil((select count(*) from bounded x where x.is_cut) / 60.0)
+            limit ceil((select count(*) from bounded x where x.is_cut and not x.is_kept) / 60.0)
         )) w
     ),
     unknown as (
-        select l.queue, min(j.run_at) as oldest_at
-        from (
-            select distinct x.queue, x.priority from pgqueue.lanes x where exists (select from pgqueue.tasks)
-        ) l
-        cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-        cross join lateral (
-            select x.task, x.run_at
-            from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = l.queue
-                and x.priority = l.priority
-                and x.resumed = s.resumed
-                and (x.ready_at, x.id) >= (h.head, h.head_id)
-                -- Workers give them back for ten seconds.
-                and x.ready_at <= p_now + interval '30 s'
-            order by x.ready_at, x.id
-            limit least(v_most / 500, 20)
-        ) j
-        where not exists (select from pgqueue.tasks t where t.name = j.task)
-        group by l.queue
+        select u.* from pgqueue._oldest_unknown(p_now, least(v_most / 500, 20), v_parts, v_part, v_always) u
     ),
     counted as (
         select
@@ -100,19 +100,20 @@ begin
             coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
             coalesce(c.executing, 0) as executing,
             coalesce(w.dead, b.dead, c.dead, 0) as dead,
-            case when c.is_cut and w.queue is null and b.queue is null then v_most end as counted_to,
+            case when c.is_kept then b.counted_to when c.is_cut and w.queue is null and b.queue is null then v_most end as counted_to,
             coalesce(c.is_cut, false) as is_large,
-            case when c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
+            case when c.is_kept or c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
             c.oldest_due_at,
             coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
             coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
             least(
                 c.oldest_stuck_at, w.oldest_stuck_at, (select u.oldest_at from unknown u where u.queue = c.queue and u.oldest_at <= p_now)
             ) as oldest_stuck_at,
-            r.ended
+            r.ended,
+            coalesce(c.is_kept, false) as is_kept
         from bounded c
         left join whole w on w.queue = c.queue
-        left join before b on b.queue = c.queue and c.is_cut and b.is_known
+        left join before b on b.queue = c.queue and (c.is_kept or (c.is_cut and b.is_known))
         full join reports r on r.queue = c.queue
     )
     insert into pgqueue.samples (
@@ -123,7 +124,8 @@ begin
         p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.counted_to, c.is_large,
         c.counted_at, c.oldest_due_at, c.ended, c.blocked_by_limit, c.blocked_by_parents, c.oldest_stuck_at
     from counted c
-    where c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or c.ended is not null
+    where c.ended is not null
+        or (not c.is_kept and (c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or v_parts > 1))
     union all
     -- The row for all queues, which is always written.
     select
@@ -141,7 +143,55 @@ begin
         coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
     from counted c;
     perform pgqueue._fold_samples(p_now);
+    return case when v_parts > 1 then array[(v_part + 1)::text] end;
 end
+$$;
+
+-- The oldest job of each queue whose task no worker has declared, among the first p_rows of each sub-lane.
+create or replace function pgqueue._oldest_unknown(
+    p_now timestamptz, p_rows integer, p_parts integer, p_part integer, p_always text[]
+)
+returns table (queue text, oldest_at timestamptz)
+language sql stable parallel safe rows 10
+as $$
+    select l.queue, min(j.run_at) as oldest_at
+    from (
+        select distinct x.queue, x.priority
+        from pgqueue.lanes x
+        where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, p_parts, p_part, p_always)
+    ) l
+    cross join (values (false), (true)) s (resumed)
+    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+    cross join lateral (
+        select x.task, x.run_at
+        from pgqueue.jobs x
+        where x.state in ('waiting', 'failed')
+            and x.queue = l.queue
+            and x.priority = l.priority
+            and x.resumed = s.resumed
+            and (x.ready_at, x.id) >= (h.head, h.head_id)
+            -- Workers give them back for ten seconds.
+            and x.ready_at <= p_now + interval '30 s'
+        order by x.ready_at, x.id
+        limit p_rows
+    ) j
+    where not exists (select from pgqueue.tasks t where t.name = j.task)
+    group by l.queue
+$$;
+
+-- Into how many parts maintenance divides the queues, and whether a queue is in one of them, or in p_always.
+create or replace function pgqueue._parts()
+returns integer
+language sql stable parallel safe
+as $$
+    select case when count(*) > 500 then (count(*) / 250)::integer else 1 end from (select from pgqueue.lanes limit 10000) l
+$$;
+
+create or replace function pgqueue._is_in_part(p_queue text, p_parts integer, p_part integer, p_always text[] default null)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select p_parts = 1 or (pg_catalog.hashtext(p_queue) & 2147483647) % p_parts = p_part or p_queue = any (p_always)
 $$;
 
 -- The newest sample of each queue that was not empty.
@@ -151,11 +201,13 @@ language sql stable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-    select s.*
+    select distinct on (s.queue) s.*
     from pgqueue.samples s
     where s.span = 10
-        and s.at = (select max(x.at) from pgqueue.samples x where x.span = 10)
+        -- One of each part; maintenance runs about once a second.
+        and s.at >= (select max(x.at) from pgqueue.samples x where x.span = 10) - (pgqueue._parts() - 1) * interval '12 s'
         and s.queue <> ''
+    order by s.queue, s.at desc
 $$;
 
 -- Adds up counts of ended jobs, given as objects of a queue and its tasks.

@@ -18,14 +18,15 @@ begin
         select r.target, r.condition
         from (
             values
-                -- The newest row of each lane stays, whatever its age; none of a lane that was dropped.
+                -- The newest row of each lane stays, whatever its age; for an hour also of a lane that was dropped, for it may
+                -- come back.
                 ('heads', 'heads', $rule$
                     exists (
                         select from pgqueue.heads y
                         where y.queue = x.queue and y.priority = x.priority and y.resumed = x.resumed and y.n > x.n
                     )
                     or (
-                        x.queue <> '' and x.priority <= 800
+                        x.queue <> '' and x.priority <= 800 and x.at < $1 - interval '1 hour'
                         and not exists (select from pgqueue.lanes a where a.queue = x.queue and a.priority = x.priority)
                     )
                     -- A lane of a tenant may be gone for ever. It is probed without a head then.

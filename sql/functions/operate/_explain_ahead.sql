@@ -217,7 +217,7 @@ as $$
     due as (
         select w.way, w.strategy, w.draws, w.queues, l.queue, l.priority, min(l.lane_ready_at) as first_at
         from ways w
-        cross join lateral pgqueue._due_lanes(w.queues, p_now) l
+        cross join lateral pgqueue._due_lanes(w.queues, null, p_now) l
         where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now)
         group by w.way, w.strategy, w.draws, w.queues, l.queue, l.priority
     ),

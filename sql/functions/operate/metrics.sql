@@ -16,7 +16,14 @@ declare
 begin
     return query
     with numbers as materialized (select pgqueue._numbers(v_now, null) as document),
-    queues as (select q.queue from numbers n cross join jsonb_array_elements(n.document -> 'queues') q (queue)),
+    -- Where there are thousands of queues, those with the most jobs.
+    queues as (
+        select q.queue
+        from numbers n
+        cross join jsonb_array_elements(n.document -> 'queues') q (queue)
+        order by (q.queue ->> 'length')::bigint + (q.queue ->> 'executing')::bigint desc, q.queue ->> 'queue'
+        limit 500
+    ),
     living as materialized (select w.name, w.queues from pgqueue._living_workers_of(null, v_now) w)
     select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q

@@ -129,7 +129,7 @@ as $$
     counted as (
         select
             s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
-            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, s.at) as counted_at, s.at - s.oldest_due_at as lag,
+            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, max(s.at) over ()) as counted_at, s.at - s.oldest_due_at as lag,
             s.at - s.oldest_stuck_at as stuck_for
         from pgqueue._last_samples() s
         where (select x.is_sample from source x) and s.queue <> '@groups'

@@ -25,22 +25,28 @@ begin
     return query
     select q.name, w.*
     from (
-        select why_late.queue as name
-        where why_late.queue is not null
-        union
-        select l.queue
-        from pgqueue._due_lanes(null, v_now) l
-        where why_late.queue is null and not v_is_sampled and l.lane_ready_at <= v_now - interval '30 s'
-        union
-        -- Jobs that wait for a limit or a key do so on purpose for a while.
-        select s.queue
-        from pgqueue._last_samples() s
-        where why_late.queue is null
-            and (s.oldest_stuck_at <= v_now - interval '5 min' or (v_is_sampled and s.oldest_due_at <= v_now - interval '30 s'))
-        union
-        select c.queue
-        from pgqueue._count_queues(v_now, 10000) c
-        where why_late.queue is null and not v_is_sampled and c.oldest_stuck_at <= v_now - interval '5 min'
+        select c.name
+        from (
+            select why_late.queue as name, null::timestamptz as at
+            where why_late.queue is not null
+            union all
+            select l.queue, l.lane_ready_at
+            from pgqueue._due_lanes(null, null, v_now) l
+            where why_late.queue is null and not v_is_sampled and l.lane_ready_at <= v_now - interval '30 s'
+            union all
+            -- Jobs that wait for a limit or a key do so on purpose for a while.
+            select s.queue, least(s.oldest_due_at, s.oldest_stuck_at)
+            from pgqueue._last_samples() s
+            where why_late.queue is null
+                and (s.oldest_stuck_at <= v_now - interval '5 min' or (v_is_sampled and s.oldest_due_at <= v_now - interval '30 s'))
+            union all
+            select n.queue, n.oldest_stuck_at
+            from pgqueue._count_queues(v_now, 10000) n
+            where why_late.queue is null and not v_is_sampled and n.oldest_stuck_at <= v_now - interval '5 min'
+        ) c
+        group by c.name
+        order by min(c.at)
+        limit 100
     ) q
     cross join lateral pgqueue._why_late(q.name, v_now) w
     where w.cause <> 'on_time' or why_late.queue is not null
@@ -50,7 +56,7 @@ $$;
 
 comment on function pgqueue.why_late(text) is
     'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that removes it. Without a queue: a row for each that is late, '
-    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, throttled, breaker (what it calls fails), limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
+    'its oldest due job by 30 s or a stuck one by 5 min, the worst first, a hundred at most. cause: on_time, paused, throttled, breaker (what it calls fails), limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
     'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
     'select cause, evidence, remedy from pgqueue.why_late(''mail'');';

@@ -128,11 +128,11 @@ begin
     where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
     returning
         id, queue, priority, lane_key,
-        -- Null: it is not registered. True: tenants take turns in it.
-        lane_key is null
-        and (select bool_or(l.is_fair) from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority) is false
-        -- Else the clock has stepped back, and _register_lane() writes a mark.
-        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
+        -- A lane on which this job may rely, in which tenants take no turns, and no step back of the clock. Else: _register_lane().
+        lane_key is null and (
+            select bool_and(not l.is_fair) and bool_or(l.until > jobs.created_at and l.due_from <= jobs.ready_at)
+            from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority
+        ) is true and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
         case
             -- The trigger does the rest, at the end of this statement after SET CONSTRAINTS ALL IMMEDIATE.
             when offered then set_config('pgqueue.offered', id::text, true) is null

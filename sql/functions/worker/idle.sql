@@ -38,18 +38,18 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_run bigint;
     v_run_at timestamptz;
+    -- Null, unless there are more than 64 lanes.
+    v_due_lanes integer;
     v_has_run boolean := false;
     v_until timestamptz;
     v_next_due timestamptz;
     v_due boolean;
     -- In lanes in which tenants take turns.
-    v_turn_due timestamptz;
     v_rank bigint;
     v_registered boolean;
     v_beat_at timestamptz;
     v_limited boolean;
     v_rated boolean;
-    v_at_limit text[] := '{}'::text[];
 begin
     -- An IF costs a tenth of the call that it saves, and a large fleet calls idle all the time.
     if octet_length(idle.worker) between 1 and 256 is not true then
@@ -70,7 +70,7 @@ begin
     end if;
 
     -- Maintenance first, because it may make jobs ready; but not under an old snapshot, which it cannot work with.
-    select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
+    select h.n, h.at, h.due_lanes into v_run, v_run_at, v_due_lanes from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not pgqueue._old_snapshot() and (
         v_run_at is null
         or v_run_at not between v_now - interval '2 s' and v_now
@@ -79,7 +79,7 @@ begin
         select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
         -- If not, another session has run it meanwhile.
-        select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
+        select h.n, h.at, h.due_lanes into v_run, v_run_at, v_due_lanes from pgqueue.maintenance_runs h order by h.n desc limit 1;
         if v_has_run then
             -- For the condition above: in its next call this session runs maintenance again.
             perform set_config('pgqueue.maintenance_run', concat(v_run, ' ', idle.worker), false);
@@ -108,34 +108,7 @@ begin
         insert into pgqueue.heartbeats (worker, at, memory) values (idle.worker, v_now, case when idle.memory >= 0 then idle.memory end);
     end if;
 
-    if v_limited then
-        v_at_limit := array(
-            select l.target
-            from pgqueue.limits l
-            where l.kind = 'queue'
-                and (idle.queues is null or l.target = any (idle.queues))
-                and pgqueue._queue_capacity(l.target, 1, v_now) = 0
-        );
-    end if;
-    -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does
-    -- not count: that job waits for the limit, and the later ones wait behind it.
-    select min(first.ready_at) filter (where not l.is_fair), min(first.ready_at) filter (where l.is_fair)
-    into v_next_due, v_turn_due
-    from (
-        select a.queue, a.priority, bool_or(a.is_fair) as is_fair
-        from pgqueue.lanes a
-        where (idle.queues is null or a.queue = any (idle.queues))
-            and not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > v_now)
-        group by a.queue, a.priority
-    ) l
-    cross join (values (false), (true)) r (resumed)
-    cross join lateral (select x.* from pgqueue._head(l.queue, l.priority, r.resumed) x offset 0) h
-    cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
-    where first.ready_at > v_now or l.queue <> all (v_at_limit);
-    if v_turn_due <= v_now then
-        v_turn_due := pgqueue._next_turn_due(idle.queues, v_now);
-    end if;
-    v_next_due := least(v_next_due, v_turn_due);
+    v_next_due := pgqueue._next_due(idle.queues, v_limited, v_due_lanes is not null, v_now);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
         v_next_due := least(v_next_due, pgqueue._next_capacity(idle.queues, v_now));
@@ -196,5 +169,71 @@ begin
         );
     end if;
     perform pgqueue._check_lease(p_lease);
+end
+$$;
+
+-- When a job of these queues is due next. p_limited: some queues have limits. p_many: there are more than 64 lanes, and those
+-- that a claim visits first are read; in others something may be due, which reserve visits next.
+create or replace function pgqueue._next_due(p_queues text[], p_limited boolean, p_many boolean, p_now timestamptz)
+returns timestamptz
+language plpgsql
+as $$
+declare
+    v_round pgqueue.lane_round;
+    v_at_limit text[] := '{}'::text[];
+    v_next_due timestamptz;
+    v_turn_due timestamptz;
+begin
+    if p_many then
+        v_round.turn := split_part(current_setting('pgqueue.turn', true), ' ', 1);
+        v_round := pgqueue._next_lanes(v_round, p_queues, false, p_now);
+    end if;
+    if p_limited then
+        v_at_limit := array(
+            select l.target
+            from pgqueue.limits l
+            where l.kind = 'queue'
+                and (p_queues is null or l.target = any (p_queues))
+                and (not p_many or l.target = any (array(select x.queue from unnest(v_round.lanes) x)))
+                and pgqueue._queue_capacity(l.target, 1, p_now) = 0
+        );
+    end if;
+    -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does
+    -- not count: that job waits for the limit, and the later ones wait behind it.
+    select min(first.ready_at) filter (where not l.is_fair), min(first.ready_at) filter (where l.is_fair)
+    into v_next_due, v_turn_due
+    from (
+        select a.*
+        from (
+            select x.queue, x.priority, bool_or(x.is_fair) as is_fair
+            from pgqueue.lanes x
+            where not p_many and (p_queues is null or x.queue = any (p_queues))
+            group by x.queue, x.priority
+            union all
+            select x.queue, x.priority, x.is_fair from unnest(v_round.lanes) x
+        ) a
+        where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > p_now)
+    ) l
+    cross join (values (false), (true)) r (resumed)
+    cross join lateral (select x.* from pgqueue._head(l.queue, l.priority, r.resumed) x offset 0) h
+    cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
+    where first.ready_at > p_now or l.queue <> all (v_at_limit);
+    if v_turn_due <= p_now then
+        v_turn_due := pgqueue._next_turn_due(p_queues, p_now);
+    end if;
+    v_next_due := least(v_next_due, v_turn_due);
+    if p_many then
+        v_next_due := least(
+            v_next_due, case when not v_round.is_whole then p_now + interval '1 s' end,
+            (
+                select l.due_from
+                from pgqueue.lanes l
+                where l.due_from > p_now and l.due_from > '-infinity' and (p_queues is null or l.queue = any (p_queues))
+                order by l.due_from
+                limit 1
+            )
+        );
+    end if;
+    return v_next_due;
 end
 $$;
