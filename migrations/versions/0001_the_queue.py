@@ -30,7 +30,7 @@ def downgrade() -> None:
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
             pgqueue.heartbeats, pgqueue.worker_reports, pgqueue.idle_workers, pgqueue.maintenance_runs,
-            pgqueue.maintenance_steps, pgqueue.samples, pgqueue.job_logs, pgqueue.retries, pgqueue.grants,
+            pgqueue.maintenance_steps, pgqueue.samples, pgqueue.job_logs, pgqueue.grants,
             pgqueue.audit, pgqueue.releases;
         drop sequence pgqueue.step_under_way;
         drop type
