@@ -23,6 +23,8 @@ from pgqueue.worker.tell.counts import Entry
 
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
+_NAME_FIRST = re.compile(r"\S+ takes ")
+_COUNT_FIRST = re.compile(r"^the (?:oldest of [^;,]* is|queue has [^;,]*) due since [^;,]*, and ")
 
 # The size of a sparkline, and the seconds that it shows.
 SPARK = (120, 30)
@@ -63,6 +65,7 @@ def environment() -> Environment:
         lasting=lasting,
         with_times=with_times,
         capital=capital,
+        brief=brief,
         clock=clock,
         instant=instant,
         is_within=is_within,
@@ -145,7 +148,7 @@ def seconds(value: float | None) -> str:
     """Write a time in the unit that suits it."""
     if value is None:
         return "–"
-    for limit, unit, divisor in ((1, "ms", 0.001), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+    for limit, unit, divisor in ((0.9995, "ms", 0.001), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if value < limit:
             found = value / divisor
             return f"{found:.0f} {unit}" if found >= 10 or found == 0 else f"{found:.1f} {unit}"
@@ -254,8 +257,13 @@ def with_times(value: object) -> Markup:
 
 
 def capital(value: str) -> str:
-    """Write a sentence of the database's with a capital letter."""
-    return value[:1].upper() + value[1:]
+    """Write a sentence of the database's with a capital letter, unless it begins with the name of a task."""
+    return value if _NAME_FIRST.match(value) else value[:1].upper() + value[1:]
+
+
+def brief(value: str) -> str:
+    """Return the evidence of a queue without its count and age, which stand in the same row."""
+    return _COUNT_FIRST.sub("", value)
 
 
 def interval(value: object) -> str:
