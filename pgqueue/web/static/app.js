@@ -66,7 +66,7 @@
     const axis = { stroke: css("--text-3"), font, grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
     const seconds = { splits: () => [0.01, 0.1, 1, 10, 60, 600, 3600, 36000], filter: (plot, splits) => splits.map((v) => v < plot.scales.y.max ? v : null), values: (plot, splits) => splits.map((v) => v == null ? "" : spell(v).replace(/\.0/, "")) };
     return {
-      width: element.clientWidth, height: element.clientHeight - 8, padding: [12, 14, 0, 0],
+      width: element.clientWidth - 8, height: element.clientHeight - 8, padding: [12, 14, 0, 0],
       cursor: { y: false, points: { size: 6 } }, legend: { show: false },
       tzDate: (at) => store("zone") === "local" ? new Date(at * 1000) : uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       axes: [
