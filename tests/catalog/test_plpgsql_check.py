@@ -38,13 +38,13 @@ NO_RETURN = "control reached end of function without RETURN"
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
     ("_lock_failed", STABLE): "FOR UPDATE",
+    ("_lock_plain", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
     # limits rely on need a newer one, taken after the rows were locked.
     ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _head",
     ("_due_of", STABLE): "claims rely on it",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
-    ("_find", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
     ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",

@@ -60,7 +60,7 @@ declare
     v_busy text[];
     v_want integer := p_jobs;
     v_got record;
-    v_lanes text[] := '{}';
+    v_lanes text[] := '{}'::text[];
     -- How many rounds the next pass is, and how many jobs a round is.
     v_rounds integer := 1;
     v_round bigint;
@@ -163,10 +163,10 @@ begin
         exit when cardinality(rows) = p_jobs or v_cut_at is not null or (v_round = 0 and v_busy is null);
         if v_round = 0 then
             v_busy := null;
-            v_round := v_want;
+            v_round := v_want::bigint;
         end if;
         -- More rounds of those that gave all that they were asked for: whole ones, and in the end a part of one.
-        v_rounds := greatest(v_want / v_round, 1);
+        v_rounds := greatest(v_want / v_round, 1)::integer;
         v_passed := p_skipped || rows;
     end loop;
     if v_others and cardinality(rows) < p_jobs and v_cut_at is null then
@@ -274,7 +274,7 @@ $$;
 -- The shares of those lanes that gave all that they were asked for. Each array has an element for each job.
 create or replace function pgqueue._shares_of_more(p_lanes text[], p_quotas integer[], p_shares integer[])
 returns bigint
-language plpgsql stable
+language plpgsql immutable
 as $$
 begin
     return (

@@ -18,6 +18,7 @@ declare
     v_rest integer[];
     v_due_lanes integer;
     v_lanes pgqueue.due_lane[];
+    v_round pgqueue.lane_round;
 begin
     if v_draw.turns is null then
         v_draw.undrawn := array(select generate_series(1, p_free));
@@ -25,8 +26,9 @@ begin
             v_due_lanes := (select h.due_lanes from pgqueue.maintenance_runs h order by h.n desc limit 1);
         end if;
         if v_due_lanes is not null then
-            v_draw.round := pgqueue._next_lanes(null, null, true, p_now);
-            v_lanes := (v_draw.round).lanes;
+            select n.* into v_round from pgqueue._next_lanes(null, null, true, p_now) n;
+            v_draw.round := v_round;
+            v_lanes := v_round.lanes;
             v_draw.share := greatest(v_due_lanes / 64, 1);
             if p_strategy = 'weighted' then
                 v_lanes := v_lanes || pgqueue._lanes_of(array(select q.name from pgqueue.queues q where q.weight <> 1), p_now);

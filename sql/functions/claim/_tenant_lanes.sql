@@ -115,7 +115,7 @@ declare
     v_rows bigint;
 begin
     if not exists (select from pgqueue.tenant_lanes t where t.until <= v_now) then
-        return 0;
+        return 0::bigint;
     end if;
     select pg_current_snapshot() into v_snapshot;
     v_running := pgqueue._running_xids(v_snapshot);

@@ -95,7 +95,7 @@ begin
         return;
     end if;
     if p_limit.burst is not null then
-        select ceil(p_limit.burst - v.level), case when p_prefix is not null then substr(n.name, length('limit_key:') + 1) end
+        select ceil(p_limit.burst - v.level)::bigint, case when p_prefix is not null then substr(n.name, length('limit_key:') + 1) end
         into started, value
         from (
             select p_limit.kind || ':' || p_limit.target as name where p_prefix is null

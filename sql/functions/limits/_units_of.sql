@@ -37,7 +37,7 @@ language plpgsql stable parallel safe
 as $$
 begin
     if p_followers is null then
-        return coalesce(p_cost, 1);
+        return coalesce(p_cost, 1)::bigint;
     end if;
     return (
         select case when count(j.cost) > 0 then sum(coalesce(j.cost, 1)) else 1 end
@@ -132,14 +132,14 @@ returns double precision
 language plpgsql stable parallel safe
 as $$
 declare
-    v_rated double precision := p_left;
+    v_rated double precision := p_left::double precision;
     v_free double precision;
 begin
     if p_burst is not null then
         v_rated := (select l.level from pgqueue._level_of(p_name, p_rate, p_per, p_burst, p_now) l);
     end if;
     if p_max_cost is not null then
-        v_free := p_max_cost - coalesce(
+        v_free := (p_max_cost - coalesce(
             (
                 select sum(pgqueue._cost_of(j.id, j.cost, j.followers))
                 from pgqueue.jobs j
@@ -150,9 +150,8 @@ begin
                         when 'limit_key' then j.limit_key = p_target
                         else starts_with(j.key, p_target)
                     end
-            ),
-            0
-        );
+            ), 0
+        ))::double precision;
     end if;
     return case
         when coalesce(v_rated >= coalesce(p_burst, p_rate) - 1e-6, true) and coalesce(v_free >= p_max_cost, true) then 'infinity'
@@ -215,7 +214,7 @@ begin
             (
                 select pgqueue._after(f.at, p_per)
                 from (
-                    select s.at, sum(s.started) over (order by s.at) as units
+                    select s.at, sum(s.started) over (order by s.at)::double precision as units
                     from pgqueue.limit_starts s
                     where s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s'
                 ) f

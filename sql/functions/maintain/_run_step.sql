@@ -126,7 +126,7 @@ begin
         when 'lanes' then
             run.due_lanes := case
                 when (select count(*) from (select from pgqueue.lanes limit 65) l) > 64
-                    then (select count(*) from (select from pgqueue.lanes l where l.due_from = '-infinity' limit 10000) l)
+                    then (select count(*)::integer from (select from pgqueue.lanes l where l.due_from = '-infinity' limit 10000) l)
             end;
             if run.due_lanes is not null then
                 perform pgqueue._tidy_lanes(v_now);

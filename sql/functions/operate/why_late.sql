@@ -70,7 +70,7 @@ as $$
 declare
     v_first pgqueue.jobs;
     v_pause record;
-    v_due bigint := 0;
+    v_due bigint := 0::bigint;
     v_sample pgqueue.samples;
     v_blocked record;
     v_unserved record;
