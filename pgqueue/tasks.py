@@ -235,6 +235,17 @@ class Task(Target, Generic[P, R]):
             raise self._misfit(error, {}) from error
         return {name: list(value) if self._is_rest(name) else value for name, value in bound.items()}
 
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise InvalidArgument for a name that is no argument of the function."""
+        parameters = self._signature.parameters
+        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        unknown = [name for name in names if name not in parameters]
+        if unknown and not takes_any and self.payloads_parameter is None:
+            raise InvalidArgument(
+                f"task {self.name}{self._signature} has no argument {unknown[0]!r}",
+                hint="give the arguments that the function takes",
+            )
+
     def as_given(self, stored: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a job as people give them, for a test to compare. Raises InvalidPayload."""
         return self.decode(stored)

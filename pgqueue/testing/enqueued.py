@@ -166,6 +166,9 @@ def _ask(
     for name in wanted:
         if name not in EnqueuedJob.__slots__:
             raise TypeError(f"a job has no {name!r}; it has {', '.join(EnqueuedJob.__slots__)}")
+    if isinstance(task, Task) and "args" in wanted and not callable(wanted["args"]):
+        # A misspelt name would fit no job, which is what a test that refutes one expects.
+        _in_json(task, wanted["args"])
 
     def read(rows: list[Row]) -> T:
         jobs = [_job(row, task) for row in rows]
@@ -188,12 +191,14 @@ def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, An
     """Return the reasons why a job does not fit."""
     found = []
     name = _name(task)
-    if name is not None and job.task != name:
+    is_another = name is not None and job.task != name
+    if is_another:
         found.append(f"task is {job.task!r}, not {name!r}")
     for field, expected in wanted.items():
         actual = getattr(job, field)
         if callable(expected):
-            if not expected(actual):
+            # It may expect the arguments of the task that was given.
+            if not is_another and not expected(actual):
                 found.append(f"{field} is {actual!r}, which the function refuses")
         elif field in ("args", "headers"):
             named = _in_json(task, expected) if field == "args" and isinstance(task, Task) else expected
@@ -210,6 +215,11 @@ def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, An
 
 def _in_json(task: Task[..., Any], args: Any) -> Any:
     named = task.by_name(args)
+    if not isinstance(named, Mapping):
+        raise TypeError(
+            f"args are a mapping of names, a list in the order of the function, or a function, not {args!r}"
+        )
+    task.check_names(named)
     return named if task.typed is None else task.typed.dump_some(named)
 
 

@@ -150,6 +150,9 @@ def test_many_are_changed_by_a_filter_portion_by_portion(conn: psycopg.Connectio
     assert value(conn, "select sum(changed) from pgqueue.audit where action = 'update_many'") == 4
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="filter is empty"):
         call(conn, "update_many", Jsonb({}), priority=1)
+    for no_object in (None, 0, "mail", []):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="filter must be an object"):
+            call(conn, "update_many", Jsonb(no_object), priority=1)
 
 
 def test_a_job_that_another_session_holds_is_skipped(conn: psycopg.Connection, database: Any) -> None:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from pgqueue import App
+from pgqueue.errors import InvalidArgument
 from pgqueue.testing import approx, assert_enqueued, enqueued, refute_enqueued
 from pgqueue.testing.enqueued import interval
 from tests.databases import Database
@@ -30,6 +31,21 @@ def test_a_job_of_this_transaction_is_found_by_part_of_its_arguments(conn: psyco
     assert (found.id, found.task, found.state) == (job_id, "mail", "waiting")
     assert enqueued(conn, "mail") == [found]
     refute_enqueued(conn, mail, args={"lines": [{"id": 2}]})
+
+
+def test_a_name_that_the_function_lacks_is_refused_also_where_no_job_should_fit(conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidArgument, match=r"task mail.* has no argument 'too'"):
+        refute_enqueued(conn, mail, args={"too": "a@b.c"})
+    with pytest.raises(TypeError, match="args are a mapping"):
+        refute_enqueued(conn, mail, args="a@b.c")
+
+
+def test_a_function_is_asked_about_jobs_of_its_own_task_alone(conn: psycopg.Connection) -> None:
+    conn.execute("select pgqueue.enqueue('other', '{}')")
+    mail.enqueue(conn, "a@b.c")
+    assert_enqueued(conn, mail, args=lambda args: args["to"] == "a@b.c")
+    with pytest.raises(AssertionError, match="which the function refuses"):
+        assert_enqueued(conn, mail, args=lambda args: args["to"] == "b@b.c")
 
 
 def test_arguments_may_be_given_in_the_order_of_the_function(conn: psycopg.Connection) -> None:
