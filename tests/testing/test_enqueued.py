@@ -59,7 +59,7 @@ def test_arguments_may_be_given_in_the_order_of_the_function(conn: psycopg.Conne
     ("wanted", "says"),
     [
         ({"args": {"to": "x@y.z"}}, "args['to'] is 'a@b.c', not 'x@y.z'"),
-        ({"args": {"cc": 1}}, "args has no 'cc'"),
+        ({"args": {"lines": []}}, "args has no 'lines'"),
         ({"queue": "other"}, "queue is 'default', not 'other'"),
         ({"key": "k"}, "key is None, not 'k'"),
         ({"delay": approx("2 h", "5 s")}, "delay is 1:00:00, not approx('2 h', '5 s')"),

@@ -22,7 +22,7 @@ declare
     v_ids bigint[];
 begin
     perform pgqueue._require_read_committed('update_many');
-    if case jsonb_typeof(update_many.filter) when 'object' then update_many.filter - 'states' = '{}' end then
+    if (case jsonb_typeof(update_many.filter) when 'object' then update_many.filter - 'states' = '{}' end) then
         perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.');
     end if;
     v_filter := pgqueue._read_filter(
