@@ -83,7 +83,7 @@ def _fill_keys(keys: int) -> Callable[[Connection, int], None]:
             " 'k' || n %% %s from generate_series(1, %s) n",
             (keys, jobs),
         )
-        connection.execute("insert into pgqueue.lanes values ('default', 0, clock_timestamp())")
+        connection.execute("insert into pgqueue.lanes (queue, priority, until) values ('default', 0, 'infinity')")
 
     return fill_keys
 
