@@ -28,9 +28,6 @@ log = logging.getLogger("pgqueue.worker")
 # time, in seconds.
 _LOCKED = 1.0
 
-# Seconds in which some hundred quick handlers end.
-_HANDLERS_END = 0.004
-
 # Seconds by which a report of ends lets a poll of the same time begin first.
 _AFTER_CLAIM = 0.0002
 
@@ -85,7 +82,7 @@ class Trade:
             if capacity or not self._intake.jobs_wait or not self._runner.unstarted:
                 break
             # Under load handlers end soon: they are reported in a batch, with a claim.
-            await asyncio.sleep(_HANDLERS_END)
+            await asyncio.sleep(0)
             capacity = self._capacity_beside()
         return capacity
 
