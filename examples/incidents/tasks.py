@@ -40,7 +40,7 @@ async def make_report(month: int) -> None:
 
 @app.task(queue="stock")
 async def sync_stock(item: int) -> None:
-    """A call of an interface that allows so many an hour."""
+    """A call of an interface that allows a limited number an hour."""
 
 
 @app.task(queue="payments", max_attempts=1)
@@ -72,7 +72,7 @@ def crunch(batch: int) -> None:
 
 @app.task(queue="imports")
 def grow(to: int, seconds: float, job: Job) -> None:
-    """It reads a file into memory until its process holds so many bytes, and goes on with what it read."""
+    """It reads a file into memory until its process holds that number of bytes, and continues with what it read."""
     began, held, hoard = time.monotonic(), memory.resident(), []
     job.log("it reads a file of %d MiB", (to - held) >> 20)
     while (now := memory.resident()) < to:

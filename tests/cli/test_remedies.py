@@ -100,7 +100,7 @@ def test_why_a_queue_is_paused_with_the_reason_who_did_it_and_the_command(run: R
     assert said.endswith("    do: pgqueue queues resume mail\n")
     [found] = run("why", "mail", "--json").json()
     assert found["remedy"] == "pgqueue queues resume mail"
-    # Whoever asks in SQL gets SQL.
+    # A function of SQL answers with remedies in SQL.
     assert value(conn, "select remedy from pgqueue.why_late('mail')").startswith(
         "select pgqueue.resume('queue', 'mail'"
     )
