@@ -19,7 +19,7 @@ from pgqueue.signals import Interrupted
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, working
+from tests.workers import done, take_away, working
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -461,3 +461,53 @@ async def test_suspects_run_one_at_a_time_in_a_process(database: Database, conn:
         assert await done(conn, *jobs) == ["succeeded"] * 3
     assert together == [1, 1, 1]
     assert value(conn, "select count(*) from pgqueue.history where attempts = 1") == 3
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_what_a_handler_says_that_it_has_spent_is_taken_from_the_bucket(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    # A unit comes in a minute.
+    call(conn, "set_limit", "task", "t", rate=1, per="1 min", burst=100)
+    app = App()
+    held: list[bool] = []
+
+    async def asynchronous(units: int, job: Job) -> None:
+        held.append(await job.spent(units))
+
+    def synchronous(units: int, job: Job) -> None:
+        held.append(job.spent(units))
+
+    app.task(name="t")(asynchronous if kind == "async" else synchronous)
+    cheaper = enqueue(conn, args={"units": 30}, cost=90)
+    async with working(app, database.dsn):
+        assert await done(conn, cheaper) == ["succeeded"]
+        # Of the 100 units 70 are left, and so it starts; then none are.
+        dearer = enqueue(conn, args={"units": 180}, cost=60)
+        assert await done(conn, dearer) == ["succeeded"]
+        after = enqueue(conn, args={"units": 0}, cost=1)
+        await wait_until_async(lambda: job(conn, after).state == "blocked")
+    assert held == [True, True]
+
+
+async def test_what_a_handler_has_spent_counts_for_nothing_when_its_reservation_is_over(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "set_limit", "task", "t", rate=1, per="1 min", burst=100)
+    app = App()
+    began, go = asyncio.Event(), asyncio.Event()
+    held: list[bool] = []
+
+    @app.task
+    async def t(job: Job) -> None:
+        began.set()
+        await go.wait()
+        held.append(await job.spent(1000))
+
+    job_id = enqueue(conn, cost=5)
+    async with working(app, database.dsn):
+        await asyncio.wait_for(began.wait(), 15)
+        take_away(conn, job_id)
+        go.set()
+        await wait_until_async(lambda: held == [False])
+    assert value(conn, "select count(*) from pgqueue.limit_levels where is_spent") == 0
