@@ -164,6 +164,10 @@ comment on column pgqueue.jobs.lane_key is
 -- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
 create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
     where state in ('waiting', 'failed') and lane_key is not null and not resumed;
+-- Jobs with a limit_key are handed off as well.
+drop index pgqueue.jobs_offered;
+create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
+    where state = 'executing' and offered and key is null;
 alter table pgqueue.lanes add column is_fair boolean not null default false;
 comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
 
@@ -602,6 +606,7 @@ alter table pgqueue.limits add column max_cost integer check (max_cost between 1
 alter table pgqueue.limits add column burst integer check (burst between 1 and 1000000000);
 alter table pgqueue.limits add constraint limits_rate_check check (rate between 1 and 1000000000);
 alter table pgqueue.limits add column breaks boolean;
+alter table pgqueue.limits add column set_at timestamptz;
 alter table pgqueue.limits add constraint limits_check check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0);
 alter table pgqueue.limits add constraint limits_check2 check (burst is null or rate is not null);
 comment on column pgqueue.limits.rate is
@@ -611,6 +616,8 @@ comment on column pgqueue.limits.burst is
     'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
 comment on column pgqueue.limits.breaks is
     'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
+comment on column pgqueue.limits.set_at is
+    'When set_limit() changed it last: workers give back what they have claimed before and not started.';
 alter table pgqueue.jobs add column cost integer;
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
 alter table pgqueue.history add column cost integer;

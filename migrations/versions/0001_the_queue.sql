@@ -223,6 +223,7 @@ create table pgqueue.limits (
     max_cost integer check (max_cost between 1 and 1000000000),
     burst integer check (burst between 1 and 1000000000),
     breaks boolean,
+    set_at timestamptz,
     primary key (kind, target),
     check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0),
     check ((rate is null) = (per is null)),
@@ -244,6 +245,8 @@ comment on column pgqueue.limits.burst is
     'The size of a bucket of units, which is filled at the rate; null: the rate holds for any period.';
 comment on column pgqueue.limits.breaks is
     'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
+comment on column pgqueue.limits.set_at is
+    'When set_limit() changed it last: workers give back what they have claimed before and not started.';
 
 -- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (
@@ -476,7 +479,7 @@ create index jobs_key_suspended on pgqueue.jobs (queue, key) where key is not nu
 create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
 -- For an idle worker that asks which jobs were handed to it and never arrived. Jobs that were not offered are not in it.
 create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
-    where state = 'executing' and offered and key is null and limit_key is null;
+    where state = 'executing' and offered and key is null;
 -- Large queues are counted in full, one after the other, by indexes alone. The condition is written so that it matches no
 -- other statement: one that looks for a failed job by its id would read all of this index while it seems small.
 create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;

@@ -421,14 +421,15 @@ def noon(conn: psycopg.Connection, clock: Clock) -> Clock:
     return clock
 
 
+@pytest.mark.parametrize("limit_key", [None, "a"])
 def test_a_worker_is_told_what_was_handed_to_it_and_should_have_come(
-    database: Database, conn: psycopg.Connection, noon: Clock
+    database: Database, conn: psycopg.Connection, noon: Clock, limit_key: str | None
 ) -> None:
     idle = Idle(database)
-    old = enqueue(conn)
+    old = enqueue(conn, limit_key=limit_key)
     noon.advance("10 s")
     call(conn, "idle", "w", handoff_channel=idle.channel, listener=idle.conn.info.backend_pid)
-    lost = enqueue(conn)
+    lost = enqueue(conn, limit_key=limit_key)
     # Claimed, and of another worker.
     conn.execute("set pgqueue.hand_off = off")
     enqueue(conn)

@@ -29,7 +29,7 @@ begin
         return query
         select j.id, j.reservation
         from pgqueue.jobs j
-        where j.state = 'executing' and j.offered and j.key is null and j.limit_key is null
+        where j.state = 'executing' and j.offered and j.key is null
             and j.reserved_by = held_by.worker
             and j.reserved_at between v_now - held_by.handed_within and v_now - interval '500 ms';
         return;
