@@ -27,6 +27,7 @@ from tests.calls import (
     value,
 )
 from tests.databases import Database
+from tests.sql.test_handoff import Idle
 
 NOON = "2030-01-01 12:00+00"
 
@@ -207,6 +208,22 @@ def test_a_tenant_that_was_at_its_limit_starts_again(conn: psycopg.Connection) -
         started += len(rows)
         column(conn, "complete_many", *pairs(rows))
     assert started == 5
+
+
+def test_an_end_wakes_an_idle_worker_for_the_next_job_of_a_tenant_at_its_limit(
+    conn: psycopg.Connection, database: Database
+) -> None:
+    call(conn, "set_limit", "limit_key", "a*", 1)
+    fill(conn, a=2)
+    first = reserve_one(conn, "v")
+    assert reserve(conn, 1, "v") == []
+    idle = Idle(database)
+    call(conn, "complete", first.id, first.reservation)
+    assert idle.heard() == ["wake"]
+    last = reserve_one(conn)
+    call(conn, "complete", last.id, last.reservation)
+    # None waits.
+    assert idle.heard() == []
 
 
 def test_an_idle_worker_is_not_told_of_jobs_that_may_not_start(conn: psycopg.Connection, clock: Clock) -> None:

@@ -48,6 +48,7 @@ set jit = off set enable_bitmapscan = off set enable_hashjoin = off set enable_m
 as $$
 declare
     v_old boolean := pgqueue._old_snapshot();
+    v_now timestamptz := pgqueue._clock();
     v_limit record;
 begin
     -- Most limits block no job: one query asks for all.
@@ -81,6 +82,16 @@ begin
             perform pgqueue._unblock(v_limit.name, v_limit.count);
         end if;
     end loop;
+    -- In fair queues the jobs of a tenant at its limit are not blocked.
+    perform pgqueue._wake(f.queue, v_now, 1, null)
+    from (
+        select distinct a.queue, a.priority
+        from pgqueue.lanes a
+        where a.is_fair and exists (select from pgqueue.idle_workers i where i.queue in (a.queue, '') and i.until > v_now)
+    ) f
+    cross join (select distinct u.name from unnest(p_limit_keys) u (name)) k
+    where (select num_nonnulls(l.max_executing, l.max_cost) from pgqueue._limits_of(null, null, null, k.name) l) > 0
+        and pgqueue._first_of_tenant(f.queue, f.priority, pgqueue._lane_of(k.name)) <= v_now;
 end
 $$;
 
