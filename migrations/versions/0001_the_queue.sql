@@ -477,9 +477,6 @@ create index jobs_group on pgqueue.jobs (group_id, state, id) where group_id is 
 create index jobs_key_suspended on pgqueue.jobs (queue, key) where key is not null and blocked_on = '@jobs';
 -- A batch that has a step keeps its members, and payloads that came later wait for it.
 create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
--- For an idle worker that asks which jobs were handed to it and never arrived. Jobs that were not offered are not in it.
-create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
-    where state = 'executing' and offered and key is null;
 -- Large queues are counted in full, one after the other, by indexes alone. The condition is written so that it matches no
 -- other statement: one that looks for a failed job by its id would read all of this index while it seems small.
 create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;
@@ -488,6 +485,9 @@ create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where 
 -- Ready jobs again, in the lanes of tenants in fair queues. Other jobs do not pay for it.
 create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
     where state in ('waiting', 'failed') and lane_key is not null and not resumed;
+-- For an idle worker that asks which jobs were handed to it and never arrived. Jobs that were not offered are not in it.
+create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
+    where state = 'executing' and offered and key is null;
 comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, and write through the functions.';
 comment on column pgqueue.jobs.id is 'The id that enqueue() returned; ids grow with time.';
 comment on column pgqueue.jobs.reservation is

@@ -59,7 +59,7 @@ def worker_command(worker: str, obeys: str, instance: str) -> Call[str]:
 
 
 def paused_of(job_ids: Sequence[int]) -> Call[list[int]]:
-    """Read which of these jobs are paused or throttled."""
+    """Read which of these jobs are paused or throttled, or under a limit that was set since they were claimed."""
     return Call(b"select p.id from pgqueue.paused_of(%s::bigint[]) p (id)", (list(job_ids),), read_column)
 
 

@@ -142,7 +142,7 @@ class Worker:
         self._trade = trade = Trade(exchange, outbox, holding, intake, runner, slots, tell, links.keeping, state)
         self._sleeper = Sleeper(config, links.first, runner, state, trade, intake, self._registration)
         self._claimer = Claimer(config, links, exchange, trade, intake, self._sleeper, runner, holding, state)
-        self._reporter = Reporter(config.name, self._app, links, trade, outbox, holding, tell, state)
+        self._reporter = Reporter(config.name, self._app, links, trade, outbox, holding, tell, state, self._orders)
         self._deciding = Deciding(links, exchange, outbox, trade)
 
     @property

@@ -180,6 +180,31 @@ def test_paused_of_names_the_claimed_jobs_that_would_not_start_now(conn: psycopg
 
 
 @pytest.mark.parametrize(
+    ("kind", "target"),
+    [("queue", "default"), ("task", "t"), ("key", "k"), ("limit_key", "a:1"), ("limit_key", "a:*")],
+)
+def test_paused_of_names_what_was_claimed_before_a_limit_of_it_was_set_or_changed(
+    conn: psycopg.Connection, clock: Clock, kind: str, target: str
+) -> None:
+    mine = enqueue(conn, key="k1", limit_key="a:1")
+    enqueue(conn, "u", queue="other", key="l1", limit_key="b:1")
+    both = ids(reserve(conn, 10, lease="1 hour"))
+    clock.advance("1 s")
+    call(conn, "set_limit", kind, target, rate=5, per="1 s")
+    assert column(conn, "paused_of", both) == [mine]
+    column(conn, "release", [mine], [value(conn, "select reservation from pgqueue.jobs where id = %s", mine)])
+    clock.advance("1 s")
+    assert ids(reserve(conn, 10, lease="1 hour")) == [mine]
+    # It was claimed under it.
+    assert column(conn, "paused_of", both) == []
+    clock.advance("1 s")
+    assert call(conn, "set_limit", kind, target, rate=5) is False
+    assert column(conn, "paused_of", both) == []
+    call(conn, "set_limit", kind, target, rate=4)
+    assert column(conn, "paused_of", both) == [mine]
+
+
+@pytest.mark.parametrize(
     ("args", "found"),
     [
         (["key", "k"], "kind"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from pgqueue import App, Job
+from pgqueue import App, Job, Throttled
 from pgqueue.testing import Clock
+from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.run.runner import Pace, Runner
@@ -507,6 +508,111 @@ async def test_what_a_worker_has_not_started_goes_back_when_it_is_paused(
         assert {job(conn, each).attempts for each in others} == {0}
         call(conn, "resume", kind, target)
         assert await done(conn, *others) == ["succeeded"] * 4
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        lambda conn: call(conn, "throttle", "task", "slow", "1 hour"),
+        lambda conn: call(conn, "throttle", "limit_key", "api", "1 hour"),
+        lambda conn: call(conn, "set_limit", "task", "slow", 1),
+        lambda conn: call(conn, "set_limit", "queue", "default", 1),
+        lambda conn: call(conn, "set_limit", "limit_key", "ap*", 1),
+    ],
+    ids=["throttled task", "throttled limit_key", "limited task", "limited queue", "limited prefix"],
+)
+async def test_what_a_worker_has_not_started_goes_back_when_it_is_throttled_or_limited(
+    database: Database, conn: psycopg.Connection, held_back: Worker, stop: Callable[[psycopg.Connection], object]
+) -> None:
+    stop(conn)
+    await wait_until_async(lambda: held_back.status()["buffered"] == 0)
+    await wait_until_async(lambda: value(conn, EXECUTING) == 1)
+
+
+async def test_what_a_worker_has_not_started_is_claimed_again_under_a_rate_that_is_set(
+    database: Database, conn: psycopg.Connection, held_back: Worker
+) -> None:
+    call(conn, "set_limit", "task", "slow", rate=1, per="1 hour")
+    # The one that runs began before.
+    await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.jobs where state = 'blocked'") == 3)
+    assert value(conn, EXECUTING) == 2
+
+
+EXECUTING = "select count(*) from pgqueue.jobs where state = 'executing'"
+
+
+@pytest.fixture
+async def held_back(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Worker]:
+    """A worker of one slot in which a job runs, for as long as the test does, and which holds four more."""
+    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    app = App()
+    go = asyncio.Event()
+
+    @app.task
+    async def slow(i: int) -> None:
+        await go.wait()
+
+    enqueue_many(conn, 5, "slow", limit_key="api")
+    async with working(app, database.dsn, concurrency=1) as worker:
+        await wait_until_async(lambda: worker.status()["buffered"] == 4)
+        yield worker
+        go.set()
+
+
+@pytest.mark.parametrize("listen", [True, False])
+async def test_what_waits_behind_a_job_that_is_throttled_goes_back_and_does_not_start(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, listen: bool
+) -> None:
+    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    app = App()
+    go, other = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def slow(i: int) -> None:
+        if i == 0:
+            await go.wait()
+            raise Throttled(after=3600)
+        # It has the slot before the other's end is stored.
+        await other.wait()
+
+    _, second, *others = enqueue_many(conn, 5, "slow", limit_key="api")
+    # A heartbeat every 200 s: it is not what tells.
+    async with working(app, database.dsn, concurrency=1, lease=600.0, listen=listen) as worker:
+        await wait_until_async(lambda: worker.status()["buffered"] == 4)
+        go.set()
+        await wait_until_async(lambda: worker.status()["buffered"] == 0)
+        other.set()
+        assert await done(conn, second) == ["succeeded"]
+        assert {job(conn, each).attempts for each in others} == {0}
+
+
+async def test_an_open_breaker_reaches_what_waits_in_a_worker(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    call(conn, "set_breaker", "task", "slow", of=1, pause="1 hour")
+    app = App()
+    go, other = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def slow(i: int) -> None:
+        if i == 0:
+            await go.wait()
+            raise ConnectionError("the provider is down")
+        await other.wait()
+
+    first, second, *others = enqueue_many(conn, 5, "slow")
+    async with working(app, database.dsn, concurrency=1) as worker:
+        await wait_until_async(lambda: worker.status()["buffered"] == 4)
+        go.set()
+        await wait_until_async(lambda: worker.status()["buffered"] == 0)
+        other.set()
+        # What was reserved before it opened counts for nothing.
+        assert await done(conn, second) == ["succeeded"]
+        assert {job(conn, each).attempts for each in others} == {0}
+        assert job(conn, first).attempts == 1
 
 
 @pytest.mark.covers("G4")

@@ -31,6 +31,9 @@ T = TypeVar("T")
 # No statement of a worker takes this long; if one does, its connection is silently dead.
 CALL_TIMEOUT = 30.0
 
+# How a notice of the queue begins, among those of the server and of triggers of users.
+_OURS = "pgqueue: "
+
 # A request to the server to cancel a call that takes too long may hang like the call itself.
 _CANCEL_WITHIN = 0.5
 
@@ -211,9 +214,17 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
         connection: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
             dsn, autocommit=True, prepare_threshold=2 if prepare else None, options=options or None
         )
+    connection.add_notice_handler(_log_notice)
     set_json_loads(from_json, connection)
     forks.keep_socket(connection)
     return connection
+
+
+def _log_notice(notice: psycopg.errors.Diagnostic) -> None:
+    """Log what the queue itself warns of: the session whose statement opened or closed a breaker hears it."""
+    message = notice.message_primary or ""
+    if message.startswith(_OURS):
+        log.warning("%s", message.removeprefix(_OURS))
 
 
 async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine[Any, Any, T], within: float) -> T:

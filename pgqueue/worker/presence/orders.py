@@ -119,7 +119,7 @@ class Orders:
             return
         paused = await self._link.perform(presence.paused_of(unstarted))
         if paused and (given_back := self._runner.give_back_unstarted(only=frozenset(paused))):
-            log.info("%d unstarted jobs are given back: they are paused", given_back)
+            log.info("%d unstarted jobs are given back: they are paused, or a limit was set", given_back)
 
     async def _tell_stack(self, job_id: int) -> None:
         """Store where the handler of a job stands, as lines of its log."""

@@ -12,6 +12,7 @@ from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import End, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
 from pgqueue.worker.link.links import Links
+from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.process.state import State
 from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.trade import Trade
@@ -35,6 +36,7 @@ class Reporter:
         holding: Holding,
         tell: Tell,
         state: State,
+        orders: Orders,
     ) -> None:
         self._worker = worker
         self._app = app
@@ -44,6 +46,7 @@ class Reporter:
         self._holding = holding
         self._tell = tell
         self._state = state
+        self._orders = orders
         self._warned: dict[str, float] = {}
 
     async def report_forever(self) -> None:
@@ -112,6 +115,9 @@ class Reporter:
             self._outbox.put(held)
             return
         self._holding.remove(held)
+        if held.throttle is not None:
+            # Others of its kind may wait here to be started, and a worker that does not listen would hear of it late.
+            self._orders.asked_now.set()
         if state is None:
             self._tell.end_lost(held, "it was snoozed")
         elif state in ("snoozed", "throttled"):

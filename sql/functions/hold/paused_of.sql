@@ -1,4 +1,5 @@
--- paused_of: which of these jobs would not start now, because their queue, task or limit_key is paused or throttled.
+-- paused_of: which of these jobs would not start now, because their queue, task or limit_key is paused or throttled, or might
+-- not, because a limit was set or changed since they were claimed.
 --
 -- A worker asks it of the jobs that it has claimed and not started, after each notification with an empty payload on the
 -- common channel, and with each heartbeat, and gives them back. Reads only.
@@ -12,12 +13,18 @@ as $$
     select j.id
     from (select pgqueue._clock() as now offset 0) c
     cross join unnest(paused_of.job_ids) w (id)
-    cross join lateral (select x.id, x.queue, x.task, x.limit_key from pgqueue.jobs x where x.id = w.id) j
+    cross join lateral (select x.id, x.queue, x.task, x.key, x.limit_key, x.reserved_at from pgqueue.jobs x where x.id = w.id) j
     where exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = j.queue and p.until > c.now)
         -- Not a half-open breaker: the job is its probe.
         or exists (select from pgqueue._pauses_of(j.task, j.limit_key, c.now) p where p.until > c.now)
+        or exists (
+            select
+            from pgqueue._limits_of(j.queue, j.task, j.key, j.limit_key) x
+            join pgqueue.limits l on l.kind = x.kind and l.target = x.rule
+            where l.set_at > j.reserved_at
+        )
 $$;
 
 comment on function pgqueue.paused_of(bigint[]) is
-    'Which of these jobs belong to a paused or throttled queue, task or limit_key. A worker that has claimed such a job and not started it gives it back. '
+    'Which of these jobs belong to a paused or throttled queue, task or limit_key, or to a limit that was set after they were claimed. A worker that has claimed such a job and not started it gives it back. '
     'select * from pgqueue.paused_of(array[17, 18]);';

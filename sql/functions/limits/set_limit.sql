@@ -15,6 +15,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    v_is_rated constant boolean := exists (
+        select from pgqueue.limits l where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
+    );
 begin
     perform pgqueue._check_limit(set_limit.kind, set_limit.target);
     if num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per, set_limit.max_cost, set_limit.burst) = 0 then
@@ -29,21 +33,13 @@ begin
             'Give max_executing within this range; 0 lets no job start.'
         );
     end if;
-    if (set_limit.rate is null) <> (set_limit.per is null) and not exists (
-        select
-        from pgqueue.limits l
-        where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
-    ) then
+    if (set_limit.rate is null) <> (set_limit.per is null) and not v_is_rated then
         perform pgqueue._refuse(
             'rate and per go together', format('per is %s.', coalesce(set_limit.per::text, 'null')),
             'Give rate with per: rate => 100, per => ''1 min''.'
         );
     end if;
-    if set_limit.burst is not null and set_limit.rate is null and not exists (
-        select
-        from pgqueue.limits l
-        where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
-    ) then
+    if set_limit.burst is not null and set_limit.rate is null and not v_is_rated then
         perform pgqueue._refuse(
             'burst was given without rate', 'It is the size of a bucket, which is filled at the rate.',
             'Give rate and per with burst: rate => 90000, per => ''1 min'', burst => 10000.'
@@ -60,11 +56,11 @@ begin
     end if;
 
     -- The row to insert takes what is left out from the stored row: its check constraints apply even if it conflicts.
-    insert into pgqueue.limits as l (kind, target, max_executing, rate, per, max_cost, burst)
+    insert into pgqueue.limits as l (kind, target, max_executing, rate, per, max_cost, burst, set_at)
     select
         set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),
         coalesce(set_limit.rate, x.rate), coalesce(set_limit.per, x.per), coalesce(set_limit.max_cost, x.max_cost),
-        coalesce(set_limit.burst, x.burst)
+        coalesce(set_limit.burst, x.burst), pgqueue._clock()
     from (values (1)) one (row)
     left join pgqueue.limits x on x.kind = set_limit.kind and x.target = set_limit.target
     on conflict (kind, target) do update
@@ -73,13 +69,18 @@ begin
         rate = excluded.rate,
         per = excluded.per,
         max_cost = excluded.max_cost,
-        burst = excluded.burst
+        burst = excluded.burst,
+        set_at = excluded.set_at
     where (l.max_executing, l.rate, l.per, l.max_cost, l.burst) is distinct from
         (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst);
     if not found then
         return false;
     end if;
     perform pgqueue._recheck_limit(set_limit.kind, set_limit.target);
+    -- See paused_of.
+    if pgqueue._may_notify() then
+        perform pg_notify('pgqueue', '');
+    end if;
     return pgqueue._audit(
         'set_limit',
         jsonb_build_object(
