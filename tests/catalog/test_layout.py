@@ -92,7 +92,7 @@ def test_a_job_becomes_executing_in_one_statement() -> None:
 
 
 def test_a_claim_finds_decides_and_takes_in_one_loop() -> None:
-    assert callers("_find") == ["_find_turns", "reserve"]
+    assert callers("_find") == ["_find", "_find_turns", "reserve"]
     assert callers("_decide_starts") == callers("_take_keyed") == ["reserve"]
     assert callers("_take") == ["_take_keyed", "_take_keyed", "_take_keyed", "_take_batch", "reserve", "_hand_off"]
 

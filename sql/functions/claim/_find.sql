@@ -3,8 +3,9 @@
 -- What rules touch is answered here, from rows that are read with a lane and with a job. A lane: is its queue paused (it is
 -- left out), or under a limit (it gives as many as there is capacity for)? A claim from several queues: has one that it
 -- serves a weight (each slot draws a queue: nothing is locked); do tenants take turns in one (only jobs that came back are
--- locked, and _find_in_turn goes on)? A job: has it a key or a limit_key, is its task under a limit or paused, is it past its
--- expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
+-- locked, then lane by lane the others: see _find_in_turn)? A job: has it a key or a limit_key, is its task under a limit or
+-- paused, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are
+-- besides.
 --
 -- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
 -- in functions, which cost nothing unless they are called.
@@ -22,6 +23,7 @@ language plpgsql
 as $$
 declare
     v_lanes pgqueue.due_lane[];
+    v_lane pgqueue.due_lane;
     v_more record;
 begin
     with run as materialized (
@@ -51,25 +53,6 @@ begin
         f.rows,
         f.candidates,
         f.queues[cardinality(f.queues)],
-        cardinality(f.rows) < p_jobs and (
-            m.is_current is not true
-            -- Lapsed leases matter to a claim that comes up short.
-            or exists (
-                select
-                -- The head of leases: see _head.
-                from pgqueue._head('', 0::smallint, false) h
-                cross join lateral (
-                    select
-                    from pgqueue.jobs j
-                    where j.state = 'executing' and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
-                        and j.lease_expires_at <= p_now
-                    limit 1
-                ) lapsed
-            )
-            or exists (select from pgqueue.key_notes)
-            or exists (select from pgqueue.notes)
-            or exists (select from pgqueue.limit_waits w where w.next_at <= p_now)
-        ),
         m.is_current is not true,
         p_lanes is null and m.due_lanes is not null,
         case when cardinality(f.rows) < p_jobs then (
@@ -77,7 +60,7 @@ begin
             from lanes t
             where t.takes_turns and not t.resumed
         ) end
-    into rows, candidates, last_queue, short, unmaintained, is_unread, v_lanes
+    into rows, candidates, last_queue, unmaintained, is_unread, v_lanes
     from run m
     cross join (
         select
@@ -87,17 +70,10 @@ begin
                 row(c.row_ctid, c.id, c.queue, c.task, c.key, c.limit_key, c.is_expired, c.is_limited)::pgqueue.candidate
             ) filter (where p_all or c.is_limited or c.key is not null or c.is_expired) as candidates
         from (
-            select j.*
+            select j.*, t.is_limited
             from lanes l
             cross join lateral (
-                select
-                    j.ctid as row_ctid, j.id, j.queue, j.task, j.key, j.limit_key,
-                    j.expires_at <= p_now as is_expired,
-                    l.is_limited
-                    or j.limit_key is not null
-                    or j.task = any (array(select x.target from pgqueue.limits x where x.kind = 'task'))
-                    or j.task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
-                    as is_limited
+                select j.ctid as row_ctid, j.id, j.queue, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
                 from pgqueue.jobs j
                 where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority
                     and j.resumed = l.resumed and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
@@ -124,6 +100,7 @@ begin
                 end
                 for update skip locked
             ) j
+            cross join lateral pgqueue._may_be_limited(l.is_limited or j.limit_key is not null, j.task, p_now) t
             limit p_jobs
         ) c
     ) f;
@@ -131,13 +108,50 @@ begin
     if v_lanes is not null
         and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, null, 'weighted')))
     then
-        v_more := pgqueue._find_in_turn(p_worker, v_lanes, p_jobs - cardinality(rows), p_now, p_skipped, p_all);
-        rows := rows || v_more.rows;
-        candidates := nullif(candidates || v_more.candidates, '{}');
-        last_queue := coalesce(v_more.last_queue, last_queue);
-        short := short and cardinality(rows) < p_jobs;
+        foreach v_lane in array v_lanes loop
+            exit when cardinality(rows) = p_jobs;
+            if v_lane.is_fair then
+                v_more := pgqueue._find_in_turn(p_worker, v_lane, p_jobs - cardinality(rows), p_now, p_skipped, p_all);
+            else
+                v_more := pgqueue._find(
+                    p_worker, array[v_lane.queue], null, false, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all,
+                    array[v_lane]
+                );
+            end if;
+            rows := rows || v_more.rows;
+            candidates := nullif(candidates || v_more.candidates, '{}');
+            last_queue := case when v_more.rows <> '{}' then v_lane.queue else last_queue end;
+        end loop;
+    end if;
+    short := cardinality(rows) < p_jobs;
+    if short and not unmaintained then
+        short := exists (
+            -- Lapsed leases matter to a claim that comes up short.
+            select
+            -- The head of leases: see _head.
+            from pgqueue._head('', 0::smallint, false) h
+            cross join lateral (
+                select
+                from pgqueue.jobs j
+                where j.state = 'executing' and (j.lease_expires_at, j.id) >= (h.head, h.head_id) and j.lease_expires_at <= p_now
+                limit 1
+            ) lapsed
+        )
+        or exists (select from pgqueue.key_notes)
+        or exists (select from pgqueue.notes)
+        or exists (select from pgqueue.limit_waits w where w.next_at <= p_now);
     end if;
 end
+$$;
+
+-- Inlined. Whether a limit or pause may concern a job of this task; p_is_limited: one does already.
+create or replace function pgqueue._may_be_limited(p_is_limited boolean, p_task text, p_now timestamptz)
+returns table (is_limited boolean)
+language sql stable parallel safe rows 1
+as $$
+    select p_is_limited
+        or p_task = any (array(select x.target from pgqueue.limits x where x.kind = 'task'))
+        or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
 $$;
 
 -- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
