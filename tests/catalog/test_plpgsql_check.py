@@ -42,7 +42,6 @@ ALLOWED = {
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
     # limits rely on need a newer one, taken after the rows were locked.
-    ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _head",
     ("_due_of", STABLE): "claims rely on it",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",

@@ -27,34 +27,7 @@ begin
             order by j.id
             limit 1
         )
-        when p.queue = '' then (
-            select true
-            from pgqueue.jobs j
-            where j.state = 'executing' and (j.lease_expires_at, j.id) < (h.head, h.head_id)
-            order by j.lease_expires_at, j.id
-            limit 1
-        )
-        when p.priority > 800 then (
-            select true
-            from pgqueue._of_head(p.queue) o
-            cross join lateral (
-                select
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = o.queue
-                    and j.priority = p.priority - 1000 and j.lane_key = o.lane_key
-                    and (j.ready_at, j.id) < (h.head, h.head_id)
-                order by j.ready_at, j.id
-                limit 1
-            ) below
-        )
-        else (
-            select true
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed') and j.queue = p.queue and j.priority = p.priority
-                and j.resumed = p.resumed and (j.ready_at, j.id) < (h.head, h.head_id)
-            order by j.ready_at, j.id
-            limit 1
-        )
+        else exists (select from pgqueue._first_of(p.queue, p.priority, p.resumed, '-infinity', 0, h.head, h.head_id))
     end;
     get diagnostics v_found = row_count;
     return v_found::integer;

@@ -130,15 +130,19 @@ begin
 end
 $$;
 
--- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
--- continue.
+-- The first entry of a sub-lane from one pair on to below another one. For jobs with keys it reads a thousand ids, including
+-- live jobs without keys; if none has a key, it returns where to continue.
 create or replace function pgqueue._first_of(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
     p_below timestamptz, p_below_id bigint
 )
 returns table (at timestamptz, id bigint)
-language plpgsql rows 1
+language plpgsql stable rows 1
 as $$
+declare
+    -- See _head_name.
+    v_queue constant text := case when p_priority > 800 then substr(p_queue, 4, left(p_queue, 3)::integer) end;
+    v_lane_key constant text := substr(p_queue, 4 + length(v_queue));
 begin
     if p_queue = '' and p_priority = 1 then
         return query
@@ -158,21 +162,27 @@ begin
         return query
         select j.lease_expires_at, j.id
         from pgqueue.jobs j
-        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (p_head, p_head_id)
-            and j.lease_expires_at < p_below
+        where j.state = 'executing'
+            and (j.lease_expires_at, j.id) >= (p_head, p_head_id) and (j.lease_expires_at, j.id) < (p_below, p_below_id)
         order by j.lease_expires_at, j.id
         limit 1;
     elsif p_priority > 800 then
         return query
-        select f.ready_at, f.id
-        from pgqueue._of_head(p_queue) o
-        cross join lateral pgqueue._first_in_lane(
-            o.queue, (p_priority - 1000)::smallint, o.lane_key, p_head, p_head_id, p_below - interval '1 us'
-        ) f;
+        select j.ready_at, j.id
+        from pgqueue.jobs j
+        where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = v_queue
+            and j.priority = (p_priority - 1000)::smallint and j.lane_key = v_lane_key
+            and (j.ready_at, j.id) >= (p_head, p_head_id) and (j.ready_at, j.id) < (p_below, p_below_id)
+        order by j.ready_at, j.id
+        limit 1;
     else
         return query
-        select f.ready_at, f.id
-        from pgqueue._first_ready(p_queue, p_priority, p_resumed, p_head, p_head_id, p_below - interval '1 us') f;
+        select j.ready_at, j.id
+        from pgqueue.jobs j
+        where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = p_priority and j.resumed = p_resumed
+            and (j.ready_at, j.id) >= (p_head, p_head_id) and (j.ready_at, j.id) < (p_below, p_below_id)
+        order by j.ready_at, j.id
+        limit 1;
     end if;
 end
 $$;

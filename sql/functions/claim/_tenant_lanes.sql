@@ -51,20 +51,12 @@ as $$
     limit 1
 $$;
 
--- Inlined. Under which queue a head of the lane stands; and queue and lane of such a head.
+-- Inlined. Under which queue a head of the lane stands.
 create or replace function pgqueue._head_name(p_queue text, p_lane_key text)
 returns text
 language sql immutable parallel safe
 as $$
     select pg_catalog.lpad(pg_catalog.length(p_queue)::text, 3, '0') || p_queue || p_lane_key
-$$;
-
-create or replace function pgqueue._of_head(p_name text)
-returns table (queue text, lane_key text)
-language sql immutable parallel safe rows 1
-as $$
-    select pg_catalog.substr(p_name, 4, n.length), pg_catalog.substr(p_name, 4 + n.length)
-    from (select pg_catalog.substr(p_name, 1, 3)::integer as length) n
 $$;
 
 -- Called after a statement that made jobs ready in these lanes (null: in ''): the transaction has its xid by then.
