@@ -35,20 +35,22 @@ begin
 end
 $$;
 
--- Inlined, as _first_ready.
-create or replace function pgqueue._first_in_lane(
-    p_queue text, p_priority smallint, p_lane_key text, p_head timestamptz, p_head_id bigint, p_until timestamptz
-)
-returns table (ready_at timestamptz, id bigint)
+-- Inlined. When the first job of the lane is due, if it is by p_until.
+create or replace function pgqueue._first_in_lane(p_queue text, p_priority smallint, p_lane_key text, p_until timestamptz)
+returns table (ready_at timestamptz)
 language sql stable parallel safe rows 1
 as $$
-    select j.ready_at, j.id
-    from pgqueue.jobs j
-    where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = p_queue
-        and j.priority = p_priority and j.lane_key = p_lane_key and (j.ready_at, j.id) >= (p_head, p_head_id)
-        and j.ready_at <= p_until
-    order by j.ready_at, j.id
-    limit 1
+    select f.ready_at
+    from pgqueue._head(pgqueue._head_name(p_queue, p_lane_key), (p_priority + 1000)::smallint, false) h
+    cross join lateral (
+        select j.ready_at
+        from pgqueue.jobs j
+        where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = p_queue
+            and j.priority = p_priority and j.lane_key = p_lane_key and (j.ready_at, j.id) >= (h.head, h.head_id)
+            and j.ready_at <= p_until
+        order by j.ready_at, j.id
+        limit 1
+    ) f
 $$;
 
 -- Inlined. Under which queue a head of the lane stands.
@@ -178,11 +180,7 @@ language plpgsql stable
 as $$
 begin
     if p_lane_key <> '' then
-        return (
-            select f.ready_at
-            from pgqueue._head(pgqueue._head_name(p_queue, p_lane_key), (p_priority + 1000)::smallint, false) h
-            cross join lateral pgqueue._first_in_lane(p_queue, p_priority, p_lane_key, h.head, h.head_id, 'infinity') f
-        );
+        return (select f.ready_at from pgqueue._first_in_lane(p_queue, p_priority, p_lane_key, 'infinity') f);
     end if;
     return (
         select case when count(*) = 100000 or count(*) > count(w.lane_key) then min(w.ready_at) end

@@ -44,10 +44,8 @@ begin
             ) x
             group by x.queue, x.priority, x.lane_key
         ) t
-        cross join lateral pgqueue._head(pgqueue._head_name(t.queue, t.lane_key), (t.priority + 1000)::smallint, false) h
         cross join lateral (
-            select
-            from pgqueue._first_in_lane(t.queue, t.priority, t.lane_key, h.head, h.head_id, greatest(t.due_from, p_now))
+            select from pgqueue._first_in_lane(t.queue, t.priority, t.lane_key, greatest(t.due_from, p_now))
             union all
             select where t.due_from > p_now
             limit 1
