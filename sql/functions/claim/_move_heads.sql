@@ -34,7 +34,7 @@ begin
     end if;
     select pg_current_snapshot() into v_snapshot;
     v_running := pgqueue._running_xids(v_snapshot);
-    select h.* into v_horizon from pgqueue._safe_horizon(v_snapshot, v_running, v_now) h;
+    select h.* into v_horizon from pgqueue._safe_horizon(v_snapshot, v_running, v_now, true) h;
     -- Without a horizon no head moves, but after a step back of the clock some may have to be reset.
     select s.last_value into v_newest_id from pgqueue.jobs_id_seq s;
 

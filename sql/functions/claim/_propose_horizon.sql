@@ -49,8 +49,10 @@ begin
 end
 $$;
 
--- The newest horizon whose earlier transactions have all ended, except those that were running 250 ms ago: see _head.
-create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
+-- The newest horizon whose earlier transactions have all ended; p_exempts: except those that were running 250 ms ago: see _head.
+create or replace function pgqueue._safe_horizon(
+    p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz, p_exempts boolean
+)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql stable parallel safe rows 1
 as $$
@@ -60,7 +62,7 @@ declare
 begin
     select h.xid into v_patient_from
     from pgqueue.horizons h
-    where h.at <= p_now - interval '250 ms' and pg_visible_in_snapshot(h.xid, p_snapshot)
+    where p_exempts and h.at <= p_now - interval '250 ms' and pg_visible_in_snapshot(h.xid, p_snapshot)
     order by h.n desc
     limit 1;
     select x.xid into v_waited_for
@@ -79,5 +81,24 @@ begin
         and h.at <= least(h.least_since, p_now)
     order by h.n desc
     limit 1;
+end
+$$;
+
+-- A time before which all transactions that are running by now had no xid yet: what relied on a row of lanes or tenant_lanes that
+-- ended before is visible to the next statement. None is exempted, however long it has been open. Null: none is known.
+create or replace function pgqueue._ended_before(p_now timestamptz)
+returns timestamptz
+language plpgsql stable parallel safe
+as $$
+declare
+    v_snapshot pg_snapshot := pg_current_snapshot();
+begin
+    if exists (select from pgqueue.head_marks m where m.reason = 'clock') then
+        return null;
+    end if;
+    -- As for heads, a second behind.
+    return (
+        select h.at - interval '1 s' from pgqueue._safe_horizon(v_snapshot, pgqueue._running_xids(v_snapshot), p_now, false) h
+    );
 end
 $$;

@@ -117,8 +117,6 @@ language plpgsql
 as $$
 declare
     v_many boolean := (select count(*) from (select from pgqueue.lanes limit 65) x) > 64;
-    v_snapshot pg_snapshot;
-    v_running xid8[];
     v_safe_at timestamptz;
 begin
     -- In a queue that is no longer fair the last lanes of tenants have left the path.
@@ -137,13 +135,8 @@ begin
     from (select distinct f.queue, f.priority from pgqueue.lanes f where f.is_fair) f
     where a.queue = f.queue and a.priority = f.priority and not a.is_fair;
 
-    select pg_current_snapshot() into v_snapshot;
-    v_running := pgqueue._running_xids(v_snapshot);
-    -- As for heads, but a second behind; and no transaction is exempted. Null: nothing leaves.
-    select h.at - interval '1 s' into v_safe_at
-    from pgqueue._safe_horizon(v_snapshot, v_running, p_now) h
-    where not exists (select from unnest(v_running) x (xid) where x.xid < h.xid)
-        and not exists (select from pgqueue.head_marks m where m.reason = 'clock');
+    -- Null: nothing leaves.
+    v_safe_at := pgqueue._ended_before(p_now);
 
     -- The time of their first job has come.
     insert into pgqueue.lanes (queue, priority, is_fair, until)

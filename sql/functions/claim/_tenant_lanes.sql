@@ -102,8 +102,6 @@ language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_snapshot pg_snapshot;
-    v_running xid8[];
     v_safe timestamptz;
     v_many constant boolean := pg_stat_get_dead_tuples('pgqueue.tenant_lanes'::regclass) > 20000;
     v_rows bigint;
@@ -111,24 +109,14 @@ begin
     if not exists (select from pgqueue.tenant_lanes t where t.until <= v_now) then
         return 0::bigint;
     end if;
-    select pg_current_snapshot() into v_snapshot;
-    v_running := pgqueue._running_xids(v_snapshot);
-    if not v_many and not exists (select from pgqueue.head_marks m where m.reason = 'clock') then
-        select h.at into v_safe
-        from (
-            select x.n, x.at, x.xid, min(x.at) over (order by x.n desc) as least_since from pgqueue.horizons x
-        ) h
-        where pg_visible_in_snapshot(h.xid, v_snapshot)
-            and (v_running = '{}' or h.xid <= v_running[1])
-            and h.at <= least(h.least_since, v_now)
-        order by h.n desc
-        limit 1;
+    if not v_many then
+        v_safe := pgqueue._ended_before(v_now);
     end if;
     with passed as materialized (
         select t.ctid as row_ctid, t.queue, t.priority, t.lane_key, t.due_from, t.until
         from pgqueue.tenant_lanes t
         -- Beside a transaction that stays open rows of one lane become one.
-        where t.until <= greatest(v_safe - interval '1 s', v_now - interval '2 min')
+        where t.until <= greatest(v_safe, v_now - interval '2 min')
         order by t.until
         limit p_limit
         for update skip locked
@@ -142,7 +130,7 @@ begin
             p.queue, p.priority, p.lane_key, f.due_from,
             greatest(f.due_from, v_now) + case when v_many then interval '10 min' else interval '30 s' end
         from (
-            select x.queue, x.priority, x.lane_key, min(x.due_from) as due_from, max(x.until) <= v_safe - interval '1 s' as is_safe
+            select x.queue, x.priority, x.lane_key, min(x.due_from) as due_from, max(x.until) <= v_safe as is_safe
             from passed x
             group by x.queue, x.priority, x.lane_key
         ) p
