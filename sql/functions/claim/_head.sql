@@ -75,7 +75,8 @@ $$;
 
 -- Stable: it sees the snapshot of the statement that reads the head.
 create or replace function pgqueue._fallback(
-    p_open_xids xid8[], p_heads timestamptz[], p_ids bigint[], inout head timestamptz, inout head_id bigint
+    p_open_xids xid8[], p_heads timestamptz[], p_ids bigint[], inout head timestamptz, inout head_id bigint,
+    p_snapshot pg_snapshot default null
 )
 language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -86,7 +87,7 @@ as $$
         union all
         select o.at, o.id
         from unnest(p_open_xids, p_heads, p_ids) o (xid, at, id)
-        where pg_visible_in_snapshot(o.xid, pg_current_snapshot())
+        where pg_visible_in_snapshot(o.xid, coalesce(p_snapshot, pg_current_snapshot()))
     ) f
     order by f.at, f.id
     limit 1

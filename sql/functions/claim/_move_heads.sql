@@ -63,16 +63,10 @@ begin
             into v_open_xids, v_fallback_heads, v_fallback_ids
             from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
             where not pg_visible_in_snapshot(o.xid, v_snapshot);
-            select x.at, x.id into v_base
-            from (
-                select v_last.head, v_last.head_id
-                union all
-                select o.fallback_head, o.fallback_id
-                from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
-                where pg_visible_in_snapshot(o.xid, v_snapshot)
-            ) x (at, id)
-            order by x.at, x.id
-            limit 1;
+            select f.head as at, f.head_id as id into v_base
+            from pgqueue._fallback(
+                v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids, v_last.head, v_last.head_id, v_snapshot
+            ) f;
         end if;
 
         -- The first job now, by a snapshot later than the one that shows which transactions have ended.
