@@ -119,21 +119,22 @@ declare
     v_many boolean := (select count(*) from (select from pgqueue.lanes limit 65) x) > 64;
     v_safe_at timestamptz;
 begin
-    -- In a queue that is no longer fair the last lanes of tenants have left the path.
+    -- All rows of a lane say the same, whichever of them leaves: tenants take turns, until the queue is no longer fair and the
+    -- last lanes of its tenants have left the path.
     update pgqueue.lanes a
-    set is_fair = false
-    where a.is_fair
-        and not exists (select from pgqueue.queues q where q.name = a.queue and q.fair_by is not null)
-        and not exists (
-            select
-            from pgqueue.tenant_lanes t
-            where t.queue = a.queue and t.priority = a.priority and t.lane_key <> ''
-        );
-    -- All rows of a lane say the same, whichever of them leaves.
-    update pgqueue.lanes a
-    set is_fair = true
-    from (select distinct f.queue, f.priority from pgqueue.lanes f where f.is_fair) f
-    where a.queue = f.queue and a.priority = f.priority and not a.is_fair;
+    set is_fair = not a.is_fair
+    from (
+        select
+            f.queue, f.priority,
+            exists (select from pgqueue.queues q where q.name = f.queue and q.fair_by is not null)
+            or exists (
+                select
+                from pgqueue.tenant_lanes t
+                where t.queue = f.queue and t.priority = f.priority and t.lane_key <> ''
+            ) as is_fair
+        from (select distinct x.queue, x.priority from pgqueue.lanes x where x.is_fair) f
+    ) w
+    where a.queue = w.queue and a.priority = w.priority and a.is_fair <> w.is_fair;
 
     -- Null: nothing leaves.
     v_safe_at := pgqueue._ended_before(p_now);
