@@ -247,32 +247,19 @@ begin
                     where pgqueue._is_new_of_key(w) and w.queue = f.queue and w.key = f.key and w.id < f.id
                         and w.run_at <= c.now
                 )
-                -- New payloads wait for the backoff of failed ones, also of later ones.
                 and not exists (
                     select
-                    from pgqueue.jobs u
-                    join pgqueue.effective_tasks t on t.name = u.task and t.accumulate
-                    where u.key is not null and u.state in ('waiting', 'failed') and u.reservation > 0
-                        and u.queue = f.queue and u.key = f.key and u.ready_at > v_now and u.task = f.task
-                        and u.limit_key is not distinct from f.limit_key
-                    order by u.queue, u.key, u.ready_at
-                    limit 1
-                )
-                -- All payloads wait for one that suspended itself.
-                and not exists (
-                    select
-                    from pgqueue.jobs s
-                    join pgqueue.effective_tasks t on t.name = s.task and t.accumulate
-                    where s.key is not null and s.blocked_on = '@jobs' and s.queue = f.queue and s.key = f.key
-                        and s.task = f.task and s.limit_key is not distinct from f.limit_key
-                    order by s.queue, s.key
-                    limit 1
+                    from pgqueue.effective_tasks t
+                    cross join lateral pgqueue._ahead_of_payload(
+                        true, f.queue, f.key, f.task, f.limit_key, true, f.has_steps, v_now
+                    )
+                    where t.name = f.task and t.accumulate
                 )
                 -- A note asks for it already.
                 and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first
         from (
-            select j.queue, j.key, j.id, j.task, j.limit_key, j.state, j.blocked_on
+            select j.queue, j.key, j.id, j.task, j.limit_key, j.has_steps, j.state, j.blocked_on
             from pgqueue.jobs j
             where pgqueue._holds_position(j) and (j.queue, j.key) > (next_cursor[1], next_cursor[2])
             order by j.queue, j.key, j.id
