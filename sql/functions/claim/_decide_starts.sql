@@ -117,7 +117,14 @@ begin
         select
             c.row_ctid, t.is_payload,
             case when t.is_payload is not true then (
-                select a.id from pgqueue._ahead(c.queue, c.key, c.id, p_now, h.id) a
+                -- The branches run in this order, and the first that finds one answers.
+                select a.id
+                from (
+                    (select e.id from pgqueue._executing_of_key(c.queue, c.key, least(h.id, c.id)) e)
+                    union all
+                    (select p.id from pgqueue._key_positions(c.queue, c.key, p_now, least(h.id, c.id), c.id) p)
+                ) a
+                limit 1
             ) end as ahead,
             (select true from pgqueue.limits l where l.kind = 'key' limit 1) as is_limited
         from (select k.id from pgqueue._key_head() k offset 0) h

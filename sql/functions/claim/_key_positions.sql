@@ -85,21 +85,6 @@ as $$
     from pgqueue._head('', 1::smallint, false) h
 $$;
 
--- The job that a job of no accumulating task waits for in its key; null: none. The branches run in this
--- order, and the first that finds one answers.
-create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
-returns table (id bigint)
-language sql stable parallel safe rows 1
-as $$
-    select a.id
-    from (
-        (select e.id from pgqueue._executing_of_key(p_queue, p_key, least(p_head, p_id)) e)
-        union all
-        (select p.id from pgqueue._key_positions(p_queue, p_key, p_now, least(p_head, p_id), p_id) p)
-    ) a
-    limit 1
-$$;
-
 -- The job that a payload waits for besides: one that suspended itself; for a new payload, a failed one before its time; for
 -- one without steps, a batch that has a step. p_asks is a condition inside of the probes.
 create or replace function pgqueue._ahead_of_payload(

@@ -239,7 +239,7 @@ begin
         select
             f.queue, f.key,
             f.state = 'blocked' and f.blocked_on is null
-                -- Not _ahead: f is the first that holds its position, and the entries of those before it may all be dead.
+                -- Not by _key_positions: f is the first that holds its position, and the entries of those before it may all be dead.
                 and not exists (select from pgqueue._executing_of_key(f.queue, f.key, 0))
                 and not exists (
                     select
