@@ -267,15 +267,13 @@ end
 $$;
 
 -- The safety net, a step of maintain: registers lanes that hold jobs and are not on the path. It probes the gaps between
--- registered ones, and so does not walk what claims have left in those. Returns how many it found.
+-- registered ones, and so does not walk what claims have left in those. Returns the number of rounds that found any.
 create or replace function pgqueue._find_tenants()
 returns integer
 language plpgsql
 as $$
 declare
-    v_gap record;
     v_found integer := 0;
-    v_before integer;
 begin
     -- Also has jobs without a lane looked for.
     perform pgqueue._register_tenants(l.queue, l.priority, null)
@@ -292,26 +290,23 @@ begin
             limit 1
         );
     for v_round in 1..100 loop
-        v_before := v_found;
-        for v_gap in
-            select g.queue, g.priority, f.lane_key
-            from (
-                select k.*, lead(k.lane_key, 1, 'g') over (partition by k.queue, k.priority order by k.lane_key) as next_key
-                from (select distinct t.queue, t.priority, t.lane_key from pgqueue.tenant_lanes t) k
-            ) g
-            cross join lateral (
-                select j.lane_key
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = g.queue
-                    and j.priority = g.priority and j.lane_key > g.lane_key and j.lane_key < g.next_key
-                order by j.lane_key, j.ready_at, j.id
-                limit 1
-            ) f
-        loop
-            perform pgqueue._register_tenants(v_gap.queue, v_gap.priority, array[v_gap.lane_key]);
-            v_found := v_found + 1;
-        end loop;
-        exit when v_found = v_before;
+        -- Each round finds the first lane in each gap, which splits the gap for the next.
+        perform pgqueue._register_tenants(g.queue, g.priority, array_agg(f.lane_key))
+        from (
+            select k.*, lead(k.lane_key, 1, 'g') over (partition by k.queue, k.priority order by k.lane_key) as next_key
+            from (select distinct t.queue, t.priority, t.lane_key from pgqueue.tenant_lanes t) k
+        ) g
+        cross join lateral (
+            select j.lane_key
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed and j.queue = g.queue
+                and j.priority = g.priority and j.lane_key > g.lane_key and j.lane_key < g.next_key
+            order by j.lane_key, j.ready_at, j.id
+            limit 1
+        ) f
+        group by g.queue, g.priority;
+        exit when not found;
+        v_found := v_found + 1;
     end loop;
     return v_found;
 end
