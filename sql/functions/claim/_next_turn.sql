@@ -211,6 +211,9 @@ declare
     v_lanes pgqueue.due_lane[];
     v_due text[];
     v_start integer;
+    v_slots integer[];
+    v_placed integer[];
+    v_queues text[];
 begin
     if p_strategy = 'lag' then
         v_lanes := pgqueue._lanes_of(p_draw.among, p_now);
@@ -231,42 +234,35 @@ begin
         group by 1;
         return;
     end if;
-    if cardinality(p_draw.among) <= 3 * cardinality(p_draw.undrawn) then
-        -- Few queues: asking all of them costs less.
-        return query
-        select d.queue, array_agg(d.slot order by d.slot)
-        from pgqueue._draw_by_weight(p_draw.undrawn, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
-        group by d.queue;
-        return;
+    v_slots := p_draw.undrawn;
+    -- Where there are few queues, asking all of them costs less.
+    if cardinality(p_draw.among) > 3 * cardinality(v_slots) then
+        with drawn as materialized (
+            select d.*
+            from pgqueue._draw_by_weight(
+                array(select s.slot from unnest(v_slots) s (slot) cross join generate_series(1, 3)),
+                p_draw.among, p_queues, p_weights, v_share
+            ) with ordinality d (slot, queue, n)
+        )
+        select array_agg(p.slot), array_agg(p.queue) into v_placed, v_queues
+        from (
+            select distinct on (d.slot) d.slot, d.queue
+            from drawn d
+            join unnest(pgqueue._due_of(array(select distinct x.queue from drawn x), p_now)) u (queue) on u.queue = d.queue
+            order by d.slot, d.n
+        ) p;
+        v_slots := array(select s.slot from unnest(v_slots) s (slot) where (s.slot = any (v_placed)) is not true);
     end if;
     return query
-    with drawn as materialized (
-        select d.*
-        from pgqueue._draw_by_weight(
-            array(select s.slot from unnest(p_draw.undrawn) s (slot) cross join generate_series(1, 3)),
-            p_draw.among, p_queues, p_weights, v_share
-        ) with ordinality d (slot, queue, n)
-    ),
-    placed as materialized (
-        select distinct on (d.slot) d.slot, d.queue
-        from drawn d
-        join unnest(pgqueue._due_of(array(select distinct x.queue from drawn x), p_now)) u (queue) on u.queue = d.queue
-        order by d.slot, d.n
-    ),
-    left_over as (
-        select array_agg(s.slot) as slots
-        from unnest(p_draw.undrawn) s (slot)
-        where s.slot not in (select p.slot from placed p)
-    ),
-    filled as (
-        select p.slot, p.queue from placed p
+    select f.queue, array_agg(f.slot order by f.slot)
+    from (
+        select p.slot, p.queue from unnest(v_placed, v_queues) p (slot, queue)
         union all
         select d.slot, d.queue
-        from left_over l
-        cross join lateral pgqueue._draw_by_weight(l.slots, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
-        where l.slots is not null
-    )
-    select f.queue, array_agg(f.slot order by f.slot) from filled f group by f.queue;
+        from pgqueue._draw_by_weight(v_slots, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
+        where v_slots <> '{}'
+    ) f
+    group by f.queue;
 end
 $$;
 
