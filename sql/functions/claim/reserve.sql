@@ -1,16 +1,12 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- In rounds of three steps. Find (_find): one statement locks due jobs in serving order, FOR UPDATE SKIP LOCKED, so that it
--- never waits, remembers their ctids, and names those that a rule may touch. Decide (_decide_starts), for those alone: expired
--- ones end, those behind their key or without capacity are blocked. Take (_take): one UPDATE by ctid. Most claims are one
--- round without a decision. A round takes its jobs before the next one reads, so the next one sees them executing. There is
--- a next round where some jobs did not start, where slots draw their queues (_next_turn), where there are more than 64 lanes, of
--- which a round visits some (_next_lanes), and once after lapsed leases were taken back: so jobs come back even where no client
--- calls maintain.
+-- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find) locks due jobs, decide (_decide_starts)
+-- says what becomes of those that a rule may touch, take (_take) is one UPDATE by ctid. A round takes its jobs before the next
+-- one reads, so the next one sees them executing. Most claims are one round without a decision.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
 -- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned here: always generic, never by scanning or
 -- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a separate transaction
--- and commit at once: what it locks is held until then. sql/README.md reads a claim from top to bottom.
+-- and commit at once: what it locks is held until then.
 
 create or replace function pgqueue.reserve(
     worker text, max_jobs integer default 1, queues text[] default null, weights integer[] default null,
