@@ -317,7 +317,7 @@ def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
     edit(sources / "sql/functions/operate/stats.sql", "returns jsonb", "returns json")
     edit(
         sources / "sql/functions/operate/stats.sql",
-        "    return pgqueue._numbers(v_now, stats.recent) || jsonb_build_object(",
+        "    return v_numbers || jsonb_build_object(",
         "    return json_build_object(",
     )
     migrate(empty_database.dsn)

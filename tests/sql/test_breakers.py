@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -292,6 +293,13 @@ def test_explain_why_late_doctor_stats_and_metrics_know_an_open_breaker(conn: ps
     assert found.reason == "breaker"
     assert "is half-open since" in found.detail
     assert call(conn, "stats")["breakers"][0]["opened"][0]["state"] == "half_open"
+    call(conn, "beat", "w")
+    assert table(conn, "why_late", "default")[0].cause == "breaker"
+    # Where nobody could try a job, that is the cause.
+    call(conn, "bye", "w")
+    [late] = table(conn, "why_late", "default")
+    assert (late.cause, late.subject) == ("no_worker", "default")
+    assert re.search(r"the queue has \d+ jobs? (due|blocked) since 20", late.evidence)
 
 
 @pytest.mark.parametrize(

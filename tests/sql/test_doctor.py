@@ -378,9 +378,9 @@ def test_an_old_snapshot_who_holds_it_since_when_and_what_ends_it(
 
 
 def dead_rows(evidence: str) -> int:
-    found = re.search(r"have (\d+) dead and \d+ live rows now, \d+ [kM]B with their indexes", evidence)
+    found = re.search(r"have ([\d,]+) dead and [\d,]+ live rows now, \d+ [kM]B with their indexes", evidence)
     assert found is not None, evidence
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def test_dead_rows_of_a_table(conn: psycopg.Connection) -> None:

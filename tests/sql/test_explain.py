@@ -206,7 +206,7 @@ def test_a_job_that_is_due_says_how_many_are_ahead(conn: psycopg.Connection, clo
         " select 'default', 't', '{}', 0, at, at, at from (select '2030-01-01 11:00+00'::timestamptz as at) x,"
         " generate_series(1, 1500)"
     )
-    assert "behind 1000 or more jobs in" in explain(conn, first).detail
+    assert "behind 1,000 or more jobs in" in explain(conn, first).detail
 
 
 @pytest.mark.parametrize(

@@ -577,7 +577,7 @@ def test_doctor_names_a_tenant_that_floods_a_fair_queue(conn: psycopg.Connection
     assert findings(conn) == []
     fill(conn, a=1100)
     assert findings(conn) == [
-        "tenant a has 1100 of the first 1140 jobs that wait in it; the others take their turns between them"
+        "tenant a has 1,100 of the first 1,140 jobs that wait in it; the others take their turns between them"
     ]
 
 

@@ -62,6 +62,12 @@ def test_a_paused_queue_says_since_when_and_its_remedy_resumes_it(conn: psycopg.
     assert why(conn).cause == "no_worker"
 
 
+def test_large_numbers_are_written_with_commas(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 1500)
+    call(conn, "pause_queue", "default")
+    assert why(conn).evidence.startswith("the queue has 1,500 jobs due, and is paused since")
+
+
 def test_a_limit_is_named_with_how_many_wait_for_it(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "set_limit", "limit_key", "tenant:*", max_executing=1)
     enqueue_many(conn, 5, limit_key="tenant:a")

@@ -1,23 +1,21 @@
 -- What doctor() checks of the server: sessions, settings, tables and rights.
--- Each function returns rows of severity, topic, subject, evidence and remedy.
+-- Returns rows of severity, topic, subject, evidence and remedy.
 
-create or replace function pgqueue._doctor_server()
+-- Inlined (no SET, and stable): why_late() asks for some topics, and the others are not evaluated.
+create or replace function pgqueue._doctor_server(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql stable rows 5
-set search_path = pg_catalog, pg_temp
 as $$
     select
-        case when o.age > interval '1 hour' then 'critical' else 'warning' end,
-        'old_snapshot', o.who,
+        case when o.age > interval '1 hour' then 'critical' else 'warning' end, 'old_snapshot', o.who,
         format(
             '%s; vacuum cannot remove rows that were deleted since: the tables of the queue have %s dead and %s live rows now, %s with their indexes; they grow with each job, and claims slow down',
-            o.evidence, c.dead, c.live, c.size
+            o.evidence, to_char(c.dead, 'FM999,999,999,990'), to_char(c.live, 'FM999,999,999,990'), c.size
         ),
         o.remedy
     from (
         select
-            pgqueue._clock() - a.xact_start as age,
-            format('session %s', a.pid) as who,
+            p_now - a.xact_start as age, format('session %s', a.pid) as who,
             format(
                 'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s', a.pid, a.usename,
                 coalesce(nullif(a.application_name, ''), 'no application_name'), coalesce(host(a.client_addr), 'the local socket'),
@@ -26,20 +24,20 @@ as $$
             format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
         from pg_stat_activity a
         where coalesce(a.backend_xmin, a.backend_xid) is not null
-            and a.xact_start < pgqueue._clock() - interval '15 min'
+            and a.xact_start < p_now - interval '15 min'
             and a.backend_type in ('client backend', 'walsender')
             and (a.datname = current_database() or a.datname is null)
         union all
         select
-            pgqueue._clock() - x.prepared, format('prepared transaction %s', x.gid),
+            p_now - x.prepared, format('prepared transaction %s', x.gid),
             format('prepared transaction %L of %s, since %s', x.gid, x.owner, x.prepared), format('rollback prepared %L;', x.gid)
         from pg_prepared_xacts x
-        where x.prepared < pgqueue._clock() - interval '15 min' and x.database = current_database()
+        where x.prepared < p_now - interval '15 min' and x.database = current_database()
         union all
         select
             interval '2 hours', format('replication slot %s', s.slot_name),
-            format('replication slot %s (%s) holds back vacuum by %s transactions', s.slot_name,
-                case when s.active then 'in use' else 'not in use' end, age(coalesce(s.xmin, s.catalog_xmin))),
+            format('replication slot %s (%s) holds back vacuum by %s', s.slot_name, case when s.active then 'in use' else 'not in use' end,
+                pgqueue._counted(age(coalesce(s.xmin, s.catalog_xmin)), 'transaction')),
             case
                 when s.active then 'end the long query on that standby, or set hot_standby_feedback = off there'
                 else format('select pg_drop_replication_slot(%L); if nothing needs it', s.slot_name)
@@ -54,12 +52,12 @@ as $$
     ) c
     union all
     select
-        'info', 'blind', 'pg_stat_activity',
-        format('role %s cannot see %s of other roles, nor an old snapshot that one of them holds', current_user, pgqueue._counted(count(*), 'session')),
-        format('grant pg_read_all_stats to %I;', current_user)
-    from pg_stat_activity a
-    where a.query = '<insufficient privilege>' and a.datname = current_database()
-    having count(*) > 0
+        case when s.n_dead_tup > 1000000 then 'critical' else 'warning' end, 'dead_tuples', s.relname::text,
+        format('%s dead and %s live rows; last vacuum %s', to_char(s.n_dead_tup, 'FM999,999,999,990'), to_char(s.n_live_tup, 'FM999,999,999,990'),
+            coalesce(greatest(s.last_vacuum, s.last_autovacuum)::text, 'never')),
+        format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue' and s.relname !~ '^history' and s.n_dead_tup > greatest(100000, s.n_live_tup)
     union all
     select
         case when u.used > 0.9 then 'critical' else 'warning' end, 'notify_queue', 'NOTIFY',
@@ -67,6 +65,14 @@ as $$
         'end the oldest transaction of a session that listens: select pid, xact_start, query from pg_stat_activity order by xact_start;'
     from (select pg_notification_queue_usage() as used) u
     where u.used > 0.25
+    union all
+    select
+        'info', 'blind', 'pg_stat_activity',
+        format('role %s cannot see %s of other roles, nor an old snapshot that one of them holds', current_user, pgqueue._counted(count(*), 'session')),
+        format('grant pg_read_all_stats to %I;', current_user)
+    from pg_stat_activity a
+    where a.query = '<insufficient privilege>' and a.datname = current_database()
+    having count(*) > 0
     union all
     select
         'warning', 'connections', 'max_connections',
@@ -83,80 +89,57 @@ as $$
     ) c
     where c.used > 0.9 * c.most
     union all
-    select
-        w.severity, 'settings', w.name, format('%s = off: %s', w.name, w.why),
-        format('alter system set %s = on; select pg_reload_conf();', w.name)
+    select w.severity, 'settings', w.name, format('%s = %s: %s', w.name, w.wrong, w.why), format(w.remedy, w.name, current_database())
     from (
-        values
-            ('critical', 'fsync', 'a crash of the machine loses or corrupts the whole cluster'),
-            ('critical', 'full_page_writes', 'a crash of the machine may corrupt pages'),
-            ('critical', 'autovacuum', 'dead rows are never cleaned up: the queue slows down without end'),
-            ('critical', 'track_counts', 'autovacuum does nothing without it'),
-            (
-                'warning', 'synchronous_commit',
-                'a crash loses the last commits: a job that was enqueued is gone, one that had ended runs again'
-            )
-    ) w (severity, name, why)
-    where current_setting(w.name) = 'off'
+        select v.severity, v.name, 'off' as wrong, v.why, 'alter system set %s = on; select pg_reload_conf();' as remedy
+        from (
+            values
+                ('critical', 'fsync', 'a crash of the machine loses or corrupts the whole cluster'),
+                ('critical', 'full_page_writes', 'a crash of the machine may corrupt pages'),
+                ('critical', 'autovacuum', 'dead rows are never cleaned up: the queue slows down without end'),
+                ('critical', 'track_counts', 'autovacuum does nothing without it'),
+                (
+                    'warning', 'synchronous_commit',
+                    'a crash loses the last commits: a job that was enqueued is gone, one that had ended runs again'
+                )
+        ) v (severity, name, why)
+        union all
+        select
+            'info', 'idle_in_transaction_session_timeout', '0', 'a session that was forgotten inside a transaction holds back vacuum without end',
+            'alter database %2$I set %1$s = ''10 min'';'
+    ) w
+    where current_setting(w.name) = w.wrong
     union all
     -- Set for a database or a role: the value in this session may differ.
     select
         'warning', 'settings', c.setting,
-        format('%s is set for %s: a crash loses the last commits of its sessions', c.setting,
-            coalesce('role ' || (select r.rolname from pg_roles r where r.oid = d.setrole), 'this database')),
-        case
-            when d.setrole = 0 then format('alter database %I reset synchronous_commit;', current_database())
-            else format('alter role %I reset synchronous_commit;', (select r.rolname from pg_roles r where r.oid = d.setrole))
-        end
+        format('%s is set for %s: a crash loses the last commits of its sessions', c.setting, coalesce('role ' || r.rolname, 'this database')),
+        format('alter %s %I reset synchronous_commit;', case when r.rolname is null then 'database' else 'role' end, coalesce(r.rolname, current_database()))
     from pg_db_role_setting d
     cross join unnest(d.setconfig) c (setting)
+    left join pg_roles r on r.oid = d.setrole
     where d.setdatabase in (0, (select b.oid from pg_database b where b.datname = current_database()))
         and c.setting = 'synchronous_commit=off'
     union all
     select
-        'info', 'settings', 'idle_in_transaction_session_timeout',
-        'it is 0: a session that was forgotten inside a transaction holds back vacuum without end',
-        format('alter database %I set idle_in_transaction_session_timeout = ''10 min'';', current_database())
-    where current_setting('idle_in_transaction_session_timeout')::interval = '0'
-    union all
-    select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
         format('the oldest row is %s transactions old; autovacuum freezes rows at %s, and something keeps it from that; at 2 billion the server stops accepting commands',
-            age(d.datfrozenxid), current_setting('autovacuum_freeze_max_age')),
+            to_char(age(d.datfrozenxid), 'FM999,999,999,990'), current_setting('autovacuum_freeze_max_age')),
         'end old transactions and drop unused replication slots, then: vacuum (freeze);'
     from pg_database d
     where d.datname = current_database()
         and age(d.datfrozenxid) > least(3 * current_setting('autovacuum_freeze_max_age')::bigint, 1000000000)
 $$;
 
-create or replace function pgqueue._doctor_dead_rows()
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql stable rows 1
-set search_path = pg_catalog, pg_temp
-as $$
-    select
-        case when s.n_dead_tup > 1000000 then 'critical' else 'warning' end, 'dead_tuples', s.relname::text,
-        format('%s dead and %s live rows; last vacuum %s', s.n_dead_tup, s.n_live_tup,
-            coalesce(greatest(s.last_vacuum, s.last_autovacuum)::text, 'never')),
-        format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
-    from pg_stat_all_tables s
-    where s.schemaname = 'pgqueue' and s.relname !~ '^history' and s.n_dead_tup > greatest(100000, s.n_live_tup)
-$$;
-
--- Dead rows, autovacuum, partitions; then rights.
+-- Autovacuum, partitions, and rights.
 create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql stable rows 3
-set search_path = pg_catalog, pg_temp
 as $$
-    select d.* from pgqueue._doctor_dead_rows() d
-    union all
-    select
-        'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
+    select 'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
         format('alter table pgqueue.%I reset (autovacuum_enabled);', c.relname)
     from pg_class c
-    cross join unnest(c.reloptions) o (option)
-    where c.relnamespace = 'pgqueue'::regnamespace and o.option = 'autovacuum_enabled=false'
+    where c.relnamespace = 'pgqueue'::regnamespace and 'autovacuum_enabled=false' = any (c.reloptions)
     union all
     select
         'warning', 'autovacuum', 'jobs',

@@ -4,7 +4,6 @@
 create or replace function pgqueue._doctor_workflows(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql stable parallel restricted rows 3
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
     (

@@ -2,51 +2,46 @@
 -- a sleep, or for jobs of its key or of its lane.
 
 -- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
-create or replace function pgqueue._explain_parents(p_job pgqueue.jobs, out detail text, out behind bigint)
-language plpgsql stable
+create or replace function pgqueue._explain_parents(p_job pgqueue.jobs)
+returns table (detail text, behind bigint)
+language plpgsql stable rows 1
 as $$
-declare
-    v_open bigint;
-    v_named text;
 begin
-    if p_job.task = '@group' then
-        select count(*), min(j.id) into v_open, behind from pgqueue.jobs j where j.group_id is not null and j.group_id = p_job.id;
-        if p_job.blocked_on = '@open' then
-            detail := format('group %s is open; members that have not ended: %s', p_job.id, v_open);
-            return;
-        elsif v_open > 0 then
-            v_named := (select j.state::text from pgqueue.jobs j where j.id = behind);
-            detail := format('group %s waits for %s, the oldest %s (%s)', p_job.id, pgqueue._counted(v_open, 'member'), behind, v_named);
-            return;
-        end if;
-    end if;
+    return query
     select
-        count(*), min(p.parent),
-        string_agg(
-            concat(
-                p.parent, ' ', coalesce(p.state, 'has ended'),
-                case when p.state = 'failed' then ', next attempt ' || p.ready_at end
-            ),
-            ', ' order by p.parent
-        ) filter (where p.n <= 5)
-    into v_open, behind, v_named
+        case
+            when p_job.blocked_on = '@open' then format('group %s is open; members that have not ended: %s', p_job.id, count(*))
+            else format('group %s waits for %s, the oldest %s (%s)', p_job.id, pgqueue._counted(count(*), 'member'), min(m.id),
+                (array_agg(m.state order by m.id))[1])
+        end,
+        min(m.id)
+    from pgqueue.jobs m
+    where p_job.task = '@group' and m.group_id is not null and m.group_id = p_job.id
+    having p_job.task = '@group' and (p_job.blocked_on = '@open' or count(*) > 0)
+    union all
+    select
+        case
+            when count(*) = 0 then 'the jobs that it waits for have ended; maintain() releases it'
+            else concat(
+                case
+                    when p_job.blocked_on = '@jobs' then format('waits for %s: ', pgqueue._counted(count(*)))
+                    else format('waits for %s of %s parents: ', count(*), cardinality(p_job.depends_on))
+                end,
+                string_agg(
+                    concat(p.parent, ' ', coalesce(p.state, 'has ended'), case when p.state = 'failed' then ', next attempt ' || p.ready_at end),
+                    ', ' order by p.parent
+                ) filter (where p.n <= 5),
+                case when count(*) > 5 then format(', and %s more', count(*) - 5) end
+            )
+        end,
+        min(p.parent)
     from (
         select d.parent, j.state::text, j.ready_at, row_number() over (order by d.parent) as n
         from pgqueue.dependencies d
         left join lateral (select x.state, x.ready_at from pgqueue.jobs x where x.id = d.parent limit 1) j on true
         where d.child = p_job.id and d.ended is null
-    ) p;
-    detail := case
-        when v_open = 0 then 'the jobs that it waits for have ended; maintain() releases it'
-        else concat(
-            case
-                when p_job.blocked_on = '@jobs' then format('waits for %s: ', pgqueue._counted(v_open))
-                else format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on))
-            end,
-            v_named,
-            case when v_open > 5 then format(', and %s more', v_open - 5) end
-        )
-    end;
+    ) p
+    limit 1;
 end
 $$;
 
@@ -131,14 +126,18 @@ begin
 end
 $$;
 
--- How many jobs of its lane are due before a job that is due. Jobs that came back are read first.
+-- How many jobs are due before a job that is due, in words: of its lane, where jobs that came back are read first, or of the
+-- lane of its tenant.
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
-language sql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off set enable_bitmapscan = off set enable_sort = off
+language plpgsql stable
 as $$
-    select case when count(*) = 1000 then '1000 or more jobs' else pgqueue._counted(count(*)) end
+declare
+    v_is_in_turn boolean := p_job.lane_key is not null and not p_job.resumed;
+    v_jobs bigint;
+    v_words text;
+begin
+    select count(*) into v_jobs
     from (
         select
         from (values (true), (false)) s (resumed)
@@ -155,25 +154,8 @@ as $$
             order by j.ready_at, j.id
             limit 1000
         ) j
-        where s.resumed or not p_job.resumed
-        limit 1000
-    ) a
-$$;
-
--- The same in the lane of a tenant. Null: it is in none.
-create or replace function pgqueue._tenants_ahead(p_job pgqueue.jobs, p_now timestamptz)
-returns text
-language plpgsql stable
-as $$
-declare
-    v_ahead bigint;
-    v_tenants bigint;
-begin
-    if p_job.lane_key is null or p_job.resumed then
-        return null;
-    end if;
-    select count(*) into v_ahead
-    from (
+        where not v_is_in_turn and (s.resumed or not p_job.resumed)
+        union all
         select
         from pgqueue._head(pgqueue._head_name(p_job.queue, p_job.lane_key), (p_job.priority + 1000)::smallint, false) h
         cross join lateral (
@@ -185,15 +167,19 @@ begin
             order by j.ready_at, j.id
             limit 1000
         ) j
+        where v_is_in_turn
+        limit 1000
     ) a;
-    select count(distinct t.lane_key) into v_tenants
-    from pgqueue.tenant_lanes t
-    where t.queue = p_job.queue and t.priority = p_job.priority and t.lane_key > '' and t.due_from <= p_now;
-    return format(
-        'it is due: %s %s ahead in priority %s of queue %s; %s take turns',
-        case when p_job.limit_key is null then 'the tenant without a limit_key has' else 'tenant ' || p_job.limit_key || ' has' end,
-        case when v_ahead = 1000 then '1000 or more jobs' else pgqueue._counted(v_ahead) end, p_job.priority, p_job.queue,
-        case when v_tenants = 1 then '1 tenant' else v_tenants || ' tenants' end
+    v_words := case when v_jobs = 1000 then '1,000 or more jobs' else pgqueue._counted(v_jobs) end;
+    if not v_is_in_turn then
+        return format('it is due and waits its turn behind %s in priority %s of queue %s', v_words, p_job.priority, p_job.queue);
+    end if;
+    return (
+        select format('it is due: %s has %s ahead in priority %s of queue %s; %s take turns',
+            coalesce('tenant ' || p_job.limit_key, 'the tenant without a limit_key'), v_words, p_job.priority, p_job.queue,
+            pgqueue._counted(count(distinct t.lane_key), 'tenant'))
+        from pgqueue.tenant_lanes t
+        where t.queue = p_job.queue and t.priority = p_job.priority and t.lane_key > '' and t.due_from <= p_now
     );
 end
 $$;
@@ -202,8 +188,6 @@ $$;
 create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
 as $$
     with ways as (
         select row_number() over () as way, d.*
@@ -236,7 +220,7 @@ as $$
         end
     )
     select string_agg(
-        format('queue %s, priority %s (%s due)', a.queue, a.priority, case when a.jobs = 1000 then '1000 or more' else a.jobs::text end),
+        format('queue %s, priority %s (%s due)', a.queue, a.priority, case when a.jobs = 1000 then '1,000 or more' else to_char(a.jobs, 'FM999,999,999,990') end),
         '; ' order by a.jobs desc, a.queue
     )
     from (

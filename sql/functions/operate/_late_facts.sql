@@ -1,5 +1,59 @@
--- The facts that why_late() asks for: slots, floods, the database, rates, and which jobs are due, blocked, or of a task that
--- no worker has. Each function reads a bounded number of rows.
+-- The facts that why_late(), doctor(), metrics() and the pages ask for: ready jobs, workers and their slots, floods, and what
+-- blocked jobs wait for. Each function reads a bounded number of rows.
+
+-- The first jobs of each lane of a queue (null: of all queues) that are ready by a time, p_most of each sub-lane, in the order of
+-- claims. From the heads on: an old snapshot keeps the entries of all that started since. Inlined (no SET, and stable): it
+-- reads only the columns that its caller uses.
+create or replace function pgqueue._ready_jobs(p_queue text, p_most integer, p_until timestamptz)
+returns setof pgqueue.jobs
+language sql stable rows 100
+as $$
+    select j.*
+    from (
+        select distinct x.priority, x.queue
+        from pgqueue.lanes x
+        -- One plan for all calls reads these by the index.
+        where x.queue = any (case when p_queue is null then array(select y.queue from pgqueue.lanes y) else array[p_queue] end)
+        order by x.priority desc, x.queue
+    ) l
+    cross join (values (true), (false)) s (resumed)
+    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+    cross join lateral (
+        select x.*
+        from pgqueue.jobs x
+        where x.state in ('waiting', 'failed') and x.queue = l.queue and x.priority = l.priority and x.resumed = s.resumed
+            and (x.ready_at, x.id) >= (h.head, h.head_id) and x.ready_at <= p_until
+        order by x.ready_at, x.id
+        limit p_most
+    ) j
+$$;
+
+-- The living workers that claim from a queue; null: from any.
+create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
+returns setof pgqueue.workers
+language sql stable parallel safe rows 10
+set enable_seqscan = off
+as $$
+    select w.*
+    from pgqueue.workers w
+    where (p_queue is null or w.queues is null or p_queue = any (w.queues))
+        -- One that an operator made quiet, or stops, claims nothing.
+        and w.command is null
+        -- As worker_status.is_alive.
+        and greatest(w.started_at, (select b.at from pgqueue._last_heartbeat(w.name) b)) > p_now - make_interval(secs => 5 + case
+            when jsonb_typeof(w.info -> 'heartbeat') = 'number'
+                then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
+            else 10
+        end)
+$$;
+
+-- Inlined. A range: an equality would drop worker from the order, which another index has as well, with an hour of all workers.
+create or replace function pgqueue._last_heartbeat(p_worker text)
+returns setof pgqueue.heartbeats
+language sql stable parallel safe rows 1
+as $$
+    select x.* from pgqueue.heartbeats x where x.worker between p_worker and p_worker order by x.worker desc, x.n desc limit 1
+$$;
 
 -- What executes, from the head of the leases on: an old snapshot keeps the entries of all that executed since it was taken.
 -- 100,000 jobs at most. The views executing and worker_status read it.
@@ -21,7 +75,8 @@ $$;
 -- ended. A prefetched job takes no slot. asked: how many of the overlong ones were asked to cancel.
 create or replace function pgqueue._slots_for(p_queue text, p_now timestamptz)
 returns table (
-    workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz, usual interval
+    workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz,
+    usual interval
 )
 language sql stable rows 1
 as $$
@@ -32,15 +87,14 @@ as $$
         from pgqueue._living_workers_of(p_queue, p_now) w
     ),
     held as materialized (
-        select j.id, j.queue, j.task, j.reserved_at, j.cancel_requested_at, coalesce(j.started = j.reservation, false) as is_started
+        select j.id, j.queue, j.task, j.reserved_at, j.cancel_requested_at, j.started is not distinct from j.reservation as is_started
         from pgqueue._executing_jobs() j
         join living l on l.name = j.reserved_by
         where j.leader is null or j.leader = j.id
     ),
-    lasting as (select x.* from held x where x.is_started and x.reserved_at < p_now - interval '1 min'),
     usual as materialized (
         select k.queue, k.task, u.mean
-        from (select distinct x.queue, x.task from lasting x) k
+        from (select distinct x.queue, x.task from held x where x.is_started and x.reserved_at < p_now - interval '1 min') k
         cross join lateral (
             select make_interval(secs => (sum((r.run ->> 'sum')::numeric) / nullif(sum(
                 (select sum(b.count::numeric) from jsonb_array_elements_text(r.run -> 'buckets') b (count))
@@ -56,13 +110,11 @@ as $$
     ),
     overlong as (
         select
-            h.task, count(*) filter (where h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min')) as jobs,
-            count(*) filter (
-                where h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min') and h.cancel_requested_at < p_now - interval '10 s'
-            ) as asked,
+            h.task, count(*) as jobs, count(*) filter (where h.cancel_requested_at < p_now - interval '10 s') as asked,
             min(h.reserved_at) as oldest_at, (array_agg(h.id order by h.reserved_at, h.id))[1] as oldest_id, u.mean
-        from lasting h
+        from held h
         join usual u on u.queue = h.queue and u.task = h.task
+        where h.is_started and h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min')
         group by h.task, u.mean
     )
     select
@@ -70,50 +122,33 @@ as $$
             select case count(*) when 0 then null when 1 then min('worker ' || l.name) else format('%s workers', count(*)) end
             from living l
         ),
-        (select sum(l.slots)::bigint from living l), (select count(*) from held), coalesce(sum(o.jobs), 0)::bigint,
-        coalesce(sum(o.asked), 0)::bigint,
-        string_agg(o.task, ', ' order by o.jobs desc, o.task) filter (where o.jobs > 0 and o.n = 1),
-        min(o.oldest_id) filter (where o.n = 1), min(o.oldest_at) filter (where o.n = 1), min(o.mean) filter (where o.n = 1)
-    from (select x.*, row_number() over (order by x.jobs desc, x.task) as n from overlong x) o
+        (select sum(l.slots)::bigint from living l), (select count(*) from held), coalesce(a.jobs, 0)::bigint, coalesce(a.asked, 0)::bigint,
+        o.task, o.oldest_id, o.oldest_at, o.mean
+    from (select sum(x.jobs) as jobs, sum(x.asked) as asked from overlong x) a
+    left join (select x.* from overlong x order by x.jobs desc, x.task limit 1) o on true
 $$;
 
 -- A flood: half of the due jobs, among the first and the last 100 of each lane, belong to one tenant; or to one task that had
 -- at most a third of the starts within a day. The remedy gives them half of the slots, and leaves the other half to others.
-create or replace function pgqueue._late_by_flood(
-    p_queue text, p_due bigint, p_slots bigint, p_now timestamptz,
-    out cause text, out subject text, out evidence text, out remedy text, out since timestamptz
-)
-language sql stable
+create or replace function pgqueue._flood_of(p_queue text, p_due bigint, p_slots bigint, p_now timestamptz)
+returns table (subject text, evidence text, remedy text, since timestamptz)
+language sql stable rows 1
 as $$
     with due as materialized (
-        select d.*
+        select j.id, j.task, j.limit_key, j.created_at from pgqueue._ready_jobs(p_queue, 100, p_now) j
+        union
+        select j.id, j.task, j.limit_key, j.created_at
         from (select distinct l.priority from pgqueue.lanes l where l.queue = p_queue) l
         cross join (values (false), (true)) s (resumed)
         cross join lateral pgqueue._head(p_queue, l.priority, s.resumed) h
         cross join lateral (
-            (
-                select j.task, j.limit_key, j.created_at
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = l.priority and j.resumed = s.resumed
-                    and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
-                order by j.ready_at, j.id
-                limit 100
-            )
-            union all
-            (
-                select j.task, j.limit_key, j.created_at
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = l.priority and j.resumed = s.resumed
-                    and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
-                order by j.ready_at desc, j.id desc
-                limit 100
-            )
-        ) d
-    ),
-    shares as (
-        select 'limit_key' as kind, d.limit_key as name, count(*) as jobs, min(d.created_at) as since from due d where d.limit_key is not null group by 2
-        union all
-        select 'task', d.task, count(*), min(d.created_at) from due d group by 2
+            select x.id, x.task, x.limit_key, x.created_at
+            from pgqueue.jobs x
+            where x.state in ('waiting', 'failed') and x.queue = p_queue and x.priority = l.priority and x.resumed = s.resumed
+                and (x.ready_at, x.id) >= (h.head, h.head_id) and x.ready_at <= p_now
+            order by x.ready_at desc, x.id desc
+            limit 100
+        ) j
     ),
     day as materialized (
         select p.ended, (select sum((t.value ->> 'started')::numeric) from jsonb_each(p.ended) t) as started
@@ -121,7 +156,7 @@ as $$
         where p.span = 600 and p.at > p_now - interval '1 day' and p.queue = p_queue
     )
     select
-        'flood', s.name,
+        s.name,
         format('%s of the %s that are due are of %s %s, enqueued since %s%s', case when s.share > 0.99 then 'nearly all' else 'about ' || round(100 * s.share) || ' %' end,
             pgqueue._counted(p_due), case s.kind when 'task' then 'task' else 'tenant' end, s.name, s.since,
             '; of the starts within a day it had ' || round(100 * s.usual) || ' %'),
@@ -132,87 +167,19 @@ as $$
         select x.*, x.jobs / (select count(*)::numeric from due) as share, case when x.kind = 'task' then (
             select sum(coalesce((d.ended -> x.name ->> 'started')::numeric, 0)) / nullif(sum(d.started), 0) from day d
         ) end as usual
-        from (select y.* from shares y order by y.jobs desc limit 4) x
+        from (
+            select v.kind, v.name, count(*) as jobs, min(d.created_at) as since
+            from due d
+            cross join lateral (values ('limit_key', d.limit_key), ('task', d.task)) v (kind, name)
+            where v.name is not null
+            group by v.kind, v.name
+            order by 3 desc
+            limit 4
+        ) x
     ) s
     where s.share >= 0.5 and (s.kind = 'limit_key' or s.usual < 0.34)
     order by s.kind = 'task', s.share desc
     limit 1
-$$;
-
--- What makes claims slow although slots are free.
-create or replace function pgqueue._late_by_database(p_now timestamptz, out subject text, out evidence text, out remedy text)
-language sql stable
-as $$
-    select d.subject, d.evidence, d.remedy
-    from (
-        select d.subject, d.evidence, d.remedy, 1 as n from pgqueue._doctor_server() d where d.topic in ('old_snapshot', 'notify_queue')
-        union all
-        select d.subject, d.evidence, d.remedy, 2 from pgqueue._doctor_dead_rows() d
-        union all
-        select
-            format('session %s', b.pid),
-            format('%s for a lock that session %s holds',
-                case count(*) when 1 then '1 session of the queue waits' else count(*) || ' sessions of the queue wait' end, b.pid),
-            format('select pg_terminate_backend(%s);', b.pid), 3
-        from pg_stat_activity a
-        cross join unnest(pg_blocking_pids(a.pid)) b (pid)
-        where a.wait_event_type = 'Lock' and a.datname = current_database() and a.query ~ 'pgqueue'
-        group by b.pid
-    ) d
-    order by d.n
-    limit 1
-$$;
-
--- How many jobs start and come in per second, by the samples of five minutes, and when the due ones will have started.
-create or replace function pgqueue._rates_of(p_queue text, p_due bigint, p_now timestamptz)
-returns text
-language sql stable
-as $$
-    select case when r.seconds > 0 then
-        format('%s a second start and %s come in', round(r.started, 2), round(greatest(r.started + r.growth, 0), 2))
-            || case
-                when r.growth < 0 then format(': the due ones will have started in %s', pgqueue._in_words(make_interval(secs => (-p_due / r.growth)::double precision)))
-                else ': they do not get fewer'
-            end
-        end
-    from (
-        select
-            x.seconds, x.started / nullif(x.seconds, 0) as started, (x.due_now - x.due_then) / nullif(x.seconds, 0) as growth
-        from (
-            select
-                extract(epoch from max(s.at) - min(s.at))::numeric as seconds,
-                sum((select sum((t.value ->> 'started')::numeric) from jsonb_each(s.ended) t)) as started,
-                (array_agg(s.due order by s.at desc))[1]::numeric as due_now, (array_agg(s.due order by s.at))[1]::numeric as due_then
-            from pgqueue.samples s
-            -- A large queue is not counted in each sample.
-            where s.span = 10 and s.at > p_now - interval '5 min' and s.queue = p_queue and s.at = coalesce(s.counted_at, s.at)
-        ) x
-    ) r
-$$;
-
--- How many jobs of a queue are due: by its last sample, if that tells of now; else counted, up to 10,000.
-create or replace function pgqueue._due_in(p_queue text, p_sample pgqueue.samples, p_now timestamptz)
-returns bigint
-language sql stable
-as $$
-    select coalesce((p_sample).due::bigint, (
-        select coalesce(sum(r.due), 0)::bigint
-        from (select distinct l.priority from pgqueue.lanes l where l.queue = p_queue) l
-        cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._count_ready(p_queue, l.priority, s.resumed, p_now, 10000) r
-    ))
-$$;
-
--- The blocked jobs of a queue that wait for a limit or for a job of their key, and the limit for which most of them wait;
--- null: most wait for a job of their key. job_id: the oldest of these, or of the key with most.
-create or replace function pgqueue._blocked_in(p_queue text, p_most integer)
-returns table (jobs bigint, oldest_at timestamptz, limit_name text, job_id bigint)
-language sql stable rows 1
-as $$
-    select
-        coalesce(sum(b.jobs), 0)::bigint, min(b.oldest_at), (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1],
-        (array_agg(b.first_id order by b.jobs desc, b.first_id))[1]
-    from pgqueue._blocked_by(p_queue, p_most) b
 $$;
 
 -- The blocked jobs of a queue by the limit or the key that they wait for, up to p_most of each.
@@ -262,27 +229,26 @@ as $$
     select x.limit_name, x.key, count(*), min(x.ready_at), min(x.id) from blocked x group by x.limit_name, x.key
 $$;
 
--- Counts those of the first jobs of a queue, 10 of each lane, whose task no worker knows, or no living one has.
-create or replace function pgqueue._unserved_in(p_queue text, p_now timestamptz)
-returns table (jobs bigint, of_jobs bigint, task text, job_id bigint, worker text, oldest_at timestamptz)
-language sql stable rows 1
+-- The first jobs of a queue (null: of each), p_most of each sub-lane, also those that were given back for a while.
+create or replace function pgqueue._first_jobs(p_queue text, p_most integer, p_until timestamptz, p_now timestamptz)
+returns table (id bigint, queue text, task text, reserved_by text, run_at timestamptz, is_unknown boolean, is_given_back boolean)
+language sql stable rows 100
 as $$
     select
-        count(*) filter (where f.is_unserved), count(*), min(f.task) filter (where f.is_unserved),
-        min(f.id) filter (where f.is_unserved), max(f.reserved_by) filter (where f.is_unserved), min(f.run_at) filter (where f.is_unserved)
-    from (
-        select x.*, x.is_unknown or coalesce(x.is_given_back, false) as is_unserved
-        from pgqueue._first_jobs(p_queue, 10, p_now + interval '30 s', p_now) x
-    ) f
+        j.id, j.queue, j.task, j.reserved_by, j.run_at,
+        exists (select from pgqueue.tasks) and not exists (select from pgqueue.tasks t where t.name = j.task),
+        -- Passing a row as an argument decompresses its long args, so this is done for few rows only.
+        case when j.attempts = 0 and j.reservation >= 3 << 20 then pgqueue._is_given_back(j, p_now) end
+    from pgqueue._ready_jobs(p_queue, p_most, p_until) j
 $$;
 
--- A number with its noun: 1 event, 2 events. Without a noun, jobs that were counted up to 10,000.
+-- A number with its noun: 1 event, 2,000 events. Without a noun, jobs that were counted up to 10,000.
 create or replace function pgqueue._counted(p_number bigint, p_noun text default null)
 returns text
-language sql immutable parallel safe
+language sql stable parallel safe
 as $$
-    select case when p_noun is null and p_number >= 10000 then 'about ' else '' end || p_number || ' ' || coalesce(p_noun, 'job')
-        || case when p_number = 1 then '' else 's' end
+    select case when p_noun is null and p_number >= 10000 then 'about ' else '' end || to_char(p_number, 'FM999,999,999,999,990') || ' '
+        || coalesce(p_noun, 'job') || case when p_number = 1 then '' else 's' end
 $$;
 
 -- A time as people say it: 40 s, 38 min, 7 h, 3 d.
@@ -298,4 +264,15 @@ as $$
         else round(s.n / 86400) || ' d'
     end
     from (select extract(epoch from p_time)::numeric as n) s
+$$;
+
+-- Quotes a name for a shell: a producer may give a queue any name, and an operator pastes the command.
+create or replace function pgqueue._shell_quoted(p_text text)
+returns text
+language sql immutable parallel safe
+as $$
+    select case
+        when p_text ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then p_text
+        else '''' || replace(p_text, '''', '''"''"''') || ''''
+    end
 $$;

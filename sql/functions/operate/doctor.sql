@@ -1,9 +1,8 @@
 -- doctor: lists problems, present and coming, each with its evidence and the command that solves it.
 --
 -- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: if that role
--- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server,
--- _doctor_queues, _doctor_tenants, _doctor_memory, _doctor_workflows. What follows from another finding is left out, so that
--- a cause is one row.
+-- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server, _doctor_queues,
+-- _doctor_workers, _doctor_workflows. What follows from another finding is left out, so that a cause is one row.
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
@@ -16,17 +15,15 @@ declare
 begin
     return query
     with found (severity, topic, subject, evidence, remedy) as materialized (
-        select d.* from pgqueue._doctor_server() d
+        select d.* from pgqueue._doctor_server(v_now) d
         union all
         select d.* from pgqueue._doctor_tables(v_now) d
         union all
         select d.* from pgqueue._doctor_queues(v_now) d
         union all
-        select d.* from pgqueue._doctor_tenants(v_now) d
+        select d.* from pgqueue._doctor_limits(v_now) d
         union all
         select d.* from pgqueue._doctor_workers(v_now) d
-        union all
-        select d.* from pgqueue._doctor_memory(v_now) d
         union all
         select d.* from pgqueue._doctor_workflows(v_now) d
     )

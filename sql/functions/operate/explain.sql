@@ -16,6 +16,8 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_job pgqueue.jobs;
+    -- Which attempt is under way or next.
+    v_attempt text;
 begin
     select j.* into v_job from pgqueue.jobs j where j.id = explain.job_id;
     if not found then
@@ -41,6 +43,11 @@ begin
         return;
     end if;
     state := v_job.state::text;
+    select format('attempt %s of %s', v_job.attempts + (v_job.state <> 'executing')::integer,
+        pgqueue._max_attempts(v_job.max_attempts, t.max_attempts, t.accumulate))
+    into v_attempt
+    from (select) one
+    left join pgqueue.effective_tasks t on t.name = v_job.task;
     -- A row for each question whose answer is no, in their order. Only the first is asked for.
     select a.reason, a.detail, a.until, a.behind into reason, detail, until, behind
     from (
@@ -57,7 +64,7 @@ begin
                 when v_job.cancel_requested_at is not null
                     then format('worker %s was asked to cancel it at %s', v_job.reserved_by, v_job.cancel_requested_at)
                 else format('worker %s holds it since %s until %s, %s',
-                    v_job.reserved_by, v_job.reserved_at, v_job.lease_expires_at, pgqueue._explain_attempts(v_job))
+                    v_job.reserved_by, v_job.reserved_at, v_job.lease_expires_at, v_attempt)
             end as detail,
             v_job.lease_expires_at as until, nullif(v_job.leader, v_job.id) as behind
         where v_job.state = 'executing'
@@ -107,7 +114,7 @@ begin
                     when v_job.reservation > 0 then 'it was deferred; it runs again'
                     else 'it is to run'
                 end,
-                v_job.ready_at, pgqueue._explain_attempts(v_job)
+                v_job.ready_at, v_attempt
             ),
             v_job.ready_at, null
         where v_job.state <> 'blocked' and v_job.ready_at > v_now
@@ -128,11 +135,7 @@ begin
         select
             'turn',
             concat(
-                coalesce(
-                    pgqueue._tenants_ahead(v_job, v_now),
-                    format('it is due and waits its turn behind %s in priority %s of queue %s',
-                        pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue)
-                ),
+                pgqueue._jobs_ahead(v_job, v_now),
                 '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
                 '; ' || (
                     select w.evidence
@@ -181,50 +184,4 @@ as $$
     where b.source = 'breaker' and b.until > p_now and b.half_open_at <= p_now
         and format('pause:%s:%s', b.kind, b.target) in (select p.name from pgqueue._pauses_of(p_job.task, p_job.limit_key, p_now) p)
     limit 1
-$$;
-
--- Which attempt of a job is under way or next, in words.
-create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)
-returns text
-language plpgsql stable parallel safe
-as $$
-declare
-    v_task record;
-begin
-    select t.max_attempts, t.accumulate into v_task from pgqueue.effective_tasks t where t.name = p_job.task;
-    return format(
-        'attempt %s of %s', p_job.attempts + (p_job.state <> 'executing')::integer,
-        pgqueue._max_attempts(p_job.max_attempts, v_task.max_attempts, v_task.accumulate)
-    );
-end
-$$;
-
--- The living workers that claim from a queue; null: from any.
-create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
-returns setof pgqueue.workers
-language sql stable parallel safe rows 10
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
-as $$
-    select w.*
-    from pgqueue.workers w
-    where (p_queue is null or w.queues is null or p_queue = any (w.queues))
-        -- One that an operator made quiet, or stops, claims nothing.
-        and w.command is null
-        -- As worker_status.is_alive.
-        and greatest(
-            w.started_at,
-            (
-                -- An equality would drop worker from the order, which another index has as well: it holds an hour of all workers.
-                select b.at
-                from pgqueue.heartbeats b
-                where b.worker between w.name and w.name
-                order by b.worker desc, b.n desc
-                limit 1
-            )
-        ) > p_now - make_interval(secs => 5 + case
-            when jsonb_typeof(w.info -> 'heartbeat') = 'number'
-                then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
-            else 10
-        end)
 $$;

@@ -15,7 +15,7 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     return query
-    with numbers as materialized (select pgqueue._numbers(v_now, null) as document),
+    with numbers as materialized (select pgqueue.stats(recent => null) as document),
     -- Where there are thousands of queues, those with the most jobs.
     queues as (
         select q.queue
@@ -24,45 +24,40 @@ begin
         order by (q.queue ->> 'length')::bigint + (q.queue ->> 'executing')::bigint desc, q.queue ->> 'queue'
         limit 500
     ),
-    living as materialized (select w.name, w.queues from pgqueue._living_workers_of(null, v_now) w)
+    living as materialized (select w.* from pgqueue._living_workers_of(null, v_now) w)
     select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q
     cross join unnest('{waiting,due,scheduled,failed,blocked,executing,dead}'::text[]) s (state)
     where q.queue ? s.state
     union all
-    select 'pgqueue_queue_lag_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'lag')::double precision
-    from queues q
-    union all
-    -- Only of queues that are not counted in each sample.
-    select
-        'pgqueue_queue_counted_age_seconds', jsonb_build_object('queue', q.queue ->> 'queue'),
-        extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::double precision
-    from queues q
-    where q.queue ->> 'counted_at' is not null
-    union all
-    select 'pgqueue_queue_stuck_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'stuck_for')::double precision
-    from queues q
-    union all
-    select
-        'pgqueue_queue_late_seconds', jsonb_build_object('queue', q.queue ->> 'queue', 'cause', coalesce(w.cause, 'on_time')),
-        coalesce(greatest(w.lag, w.stuck_for), 0)
-    from queues q
-    left join pgqueue.why_late() w on w.queue_name = q.queue ->> 'queue'
-    union all
-    -- An attempt that its worker has reported as running: every third of a lease.
-    select 'pgqueue_queue_oldest_attempt_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), coalesce(max(e.seconds), 0)
-    from queues q
+    select 'pgqueue_' || x.name, jsonb_build_object('queue', q.name) || x.labels, x.value
+    from (
+        select y.queue ->> 'queue' as name, y.queue, extract(epoch from v_now - (y.queue ->> 'counted_at')::timestamptz)::double precision as counted_age
+        from queues y
+    ) q
+    left join pgqueue.why_late() w on w.queue_name = q.name
     left join (
-        select j.queue, extract(epoch from v_now - j.reserved_at)::double precision as seconds
+        -- An attempt that its worker has reported as running: every third of a lease.
+        select j.queue, extract(epoch from v_now - min(j.reserved_at))::double precision as seconds
         from pgqueue._executing_jobs() j
         where j.started = j.reservation
-    ) e on e.queue = q.queue ->> 'queue'
-    group by q.queue ->> 'queue'
-    union all
-    select
-        'pgqueue_queue_paused', jsonb_build_object('queue', q.queue ->> 'queue'),
-        (q.queue ->> 'paused_at' is not null)::integer::double precision
-    from queues q
+        group by j.queue
+    ) e on e.queue = q.name
+    cross join lateral (
+        values
+            ('queue_lag_seconds', '{}'::jsonb, (q.queue ->> 'lag')::double precision),
+            -- Only of queues that are not counted in each sample.
+            ('queue_counted_age_seconds', '{}', q.counted_age),
+            ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
+            (
+                'queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')),
+                coalesce(greatest(w.lag, w.stuck_for), 0)
+            ),
+            ('queue_oldest_attempt_seconds', '{}', coalesce(e.seconds, 0)),
+            ('queue_paused', '{}', (q.queue ->> 'paused_at' is not null)::integer::double precision),
+            ('workers', '{}', (select count(*) from living l where l.queues is null or q.name = any (l.queues))::double precision)
+    ) x (name, labels, value)
+    where x.value is not null
     union all
     select 'pgqueue_pauses', jsonb_build_object('kind', s.kind, 'source', s.source), count(*)::double precision
     from pgqueue._standing(v_now) s
@@ -76,15 +71,29 @@ begin
     where b.source = 'breaker' and b.until > v_now
     group by b.kind, b.half_open_at > v_now
     union all
-    select
-        'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
-        (select count(*) from living l where l.queues is null or q.queue ->> 'queue' = any (l.queues))::double precision
-    from queues q
+    select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots::double precision
+    from pgqueue._slots_for(null, v_now) s
+    cross join lateral (
+        values
+            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
+    ) x (state, slots)
+    where s.slots is not null
     union all
-    select f.* from pgqueue._metrics_of_fleet(v_now) f
+    select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
+    from living l
+    cross join lateral pgqueue._last_heartbeat(l.name) b
+    where b.memory is not null
+    union all
+    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
+    union all
+    select
+        'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
+    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
+    group by d.task, d.class, d.fingerprint
     union all
     select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
-    from jsonb_array_elements(pgqueue._limits_now(10000, 1000)) l (part)
+    from numbers n
+    cross join jsonb_array_elements(n.document -> 'limits') l (part)
     cross join lateral (
         values
             ('pgqueue_limit_executing', (l.part ->> 'executing')::double precision),
@@ -100,83 +109,44 @@ begin
     select 'pgqueue_task_info', jsonb_build_object('task', t.name, 'queue', coalesce(t.queue, 'default'), 'owner', coalesce(t.owner, '')), 1
     from (select e.name, e.queue, e.owner from pgqueue.effective_tasks e order by e.name limit 500) t
     union all
-    select
-        'pgqueue_sample_age_seconds', '{}', extract(epoch from v_now - s.at)::double precision
-    from (select max(x.at) as at from pgqueue.samples x where x.span = 10) s
-    where s.at is not null
+    select case when s.relname ~ '^event' then 'pgqueue_' || s.relname else 'pgqueue_dead_tuples' end,
+        case when s.relname ~ '^event' then '{}' else jsonb_build_object('table', s.relname) end,
+        (case when s.relname ~ '^event' then s.n_live_tup else s.n_dead_tup end)::double precision
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue'
+        and s.relname in ('jobs', 'heads', 'heartbeats', 'idle_workers', 'dedupe_keys', 'samples', 'events', 'event_waits')
     union all
-    select x.name, '{}'::jsonb, x.value
+    select 'pgqueue_' || x.name, '{}'::jsonb, x.value::double precision
+    from numbers n
     -- Where maintenance has never run, it is as old as the schema.
-    from (select min(r.installed_at) as at from pgqueue.releases r) f
-    left join (select r.* from pgqueue.maintenance_runs r order by r.n desc limit 1) h on true
+    cross join (select min(r.installed_at) as at from pgqueue.releases r) f
     cross join lateral (
         values
-            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(v_now - coalesce(h.at, f.at), '0'))::double precision),
-            ('pgqueue_rescued_total', coalesce(h.rescued, 0)::double precision),
-            ('pgqueue_unparked_total', coalesce(h.unparked, 0)::double precision)
+            ('housekeeping_age_seconds', extract(epoch from greatest(v_now - coalesce((n.document #>> '{housekeeping,last_at}')::timestamptz, f.at), '0'))),
+            ('rescued_total', (n.document #>> '{housekeeping,rescued}')::numeric),
+            ('unparked_total', (n.document #>> '{housekeeping,unparked}')::numeric),
+            ('sample_age_seconds', (select extract(epoch from v_now - max(s.at)) from pgqueue.samples s where s.span = 10)),
+            ('partitions_overdue', (n.document #>> '{housekeeping,overdue_partitions}')::numeric),
+            ('notify_queue_usage_ratio', pg_notification_queue_usage()::numeric),
+            ('oldest_xmin_age_seconds', (
+                select coalesce(max(extract(epoch from greatest(clock_timestamp() - o.since, '0'))), 0)
+                from (
+                    select a.xact_start as since
+                    from pg_stat_activity a
+                    where coalesce(a.backend_xmin, a.backend_xid) is not null and a.pid <> pg_backend_pid()
+                        and a.backend_type in ('client backend', 'walsender')
+                    union all
+                    select p.prepared from pg_prepared_xacts p
+                ) o
+            ))
     ) x (name, value)
-    union all
-    select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(v_now) o
-    union all
-    select 'pgqueue_dead_tuples', jsonb_build_object('table', s.relname), s.n_dead_tup::double precision
-    from pg_stat_all_tables s
-    where s.schemaname = 'pgqueue' and s.relname in ('jobs', 'heads', 'heartbeats', 'idle_workers', 'dedupe_keys', 'samples')
-    union all
-    select
-        'pgqueue_oldest_xmin_age_seconds', '{}',
-        coalesce(max(extract(epoch from greatest(clock_timestamp() - x.since, '0'))), 0)::double precision
-    from (
-        select a.xact_start as since
-        from pg_stat_activity a
-        where coalesce(a.backend_xmin, a.backend_xid) is not null and a.pid <> pg_backend_pid()
-            and a.backend_type in ('client backend', 'walsender')
-        union all
-        select p.prepared from pg_prepared_xacts p
-    ) x
-    union all
-    select 'pgqueue_notify_queue_usage_ratio', '{}', pg_notification_queue_usage();
+    where x.value is not null;
 end
 $$;
 
 comment on function pgqueue.metrics() is
     'The numbers for a monitor: name, labels and value, as /metrics shows them. Those of queues are of the last sample while a worker takes samples, else counted, '
     'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics();';
-
--- The part of metrics() about workers, tenants, what jobs die of, and events.
-create or replace function pgqueue._metrics_of_fleet(p_now timestamptz)
-returns table (name text, labels jsonb, value double precision)
-language sql rows 30
-as $$
-    select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots
-    from pgqueue._slots_for(null, p_now) s
-    cross join lateral (
-        values
-            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
-    ) x (state, slots)
-    where s.slots is not null
-    union all
-    select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
-    from pgqueue._living_workers_of(null, p_now) l
-    cross join lateral (
-        select x.memory
-        from pgqueue.heartbeats x
-        where x.worker between l.name and l.name
-        order by x.worker desc, x.n desc
-        limit 1
-    ) b
-    where b.memory is not null
-    union all
-    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
-    union all
-    select
-        'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
-    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
-    group by d.task, d.class, d.fingerprint
-    union all
-    select 'pgqueue_' || s.relname, '{}'::jsonb, s.n_live_tup::double precision
-    from pg_stat_all_tables s
-    where s.schemaname = 'pgqueue' and s.relname in ('events', 'event_waits')
-$$;
 
 -- How many jobs of each limit_key wait, the most first; what is beyond p_most is in one row. Reads the jobs of p_blocks blocks
 -- of the table, and estimates by them where it has more: no index has limit_key, for every enqueue would pay for it.

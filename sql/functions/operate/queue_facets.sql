@@ -17,20 +17,8 @@ begin
     perform pgqueue._check_range('max_values', queue_facets.max_values, 1, 1000, 'Give the number of values of each facet.');
     return query
     with due as materialized (
-        select d.*
-        from (
-            select distinct x.priority, x.queue from pgqueue.lanes x where x.queue = coalesce(queue_facets.queue, x.queue) order by 1 desc, 2
-        ) l
-        cross join (values (true), (false)) s (resumed)
-        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-        cross join lateral (
-            select j.task, j.limit_key, j.key, j.tags, j.enqueued_by, j.ready_at
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority and j.resumed = s.resumed
-                and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= v_now
-            order by j.ready_at, j.id
-            limit queue_facets.max_jobs
-        ) d
+        select j.task, j.limit_key, j.key, j.tags, j.enqueued_by, j.ready_at
+        from pgqueue._ready_jobs(queue_facets.queue, queue_facets.max_jobs, v_now) j
         limit queue_facets.max_jobs
     ),
     counted as (

@@ -7,11 +7,73 @@ create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_is_sample boolean := coalesce(stats.recent, pgqueue._is_sampled(v_now));
+    v_numbers jsonb;
 begin
-    return pgqueue._numbers(v_now, stats.recent) || jsonb_build_object(
+    with counted as (
+        select
+            s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
+            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, max(s.at) over ()) as counted_at, s.at - s.oldest_due_at as lag,
+            s.at - s.oldest_stuck_at as stuck_for
+        from pgqueue._last_samples() s
+        where v_is_sample and s.queue <> '@groups'
+        union all
+        select
+            c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
+            c.blocked_by_parents, case when stats.recent is null and c.is_cut then 10000 end, null, v_now - c.oldest_due_at,
+            v_now - c.oldest_stuck_at
+        from pgqueue._count_queues(v_now, case when stats.recent is null then 10000 else 2147483647 end) c
+        where not v_is_sample
+    ),
+    listed as (
+        select
+            n.queue, coalesce(c.waiting + c.failed, 0) as length, coalesce(c.waiting, 0) as waiting,
+            coalesce(c.failed, 0) as failed, coalesce(c.due, 0) as due, coalesce(c.scheduled, 0) as scheduled,
+            coalesce(c.blocked, 0) as blocked,
+            case
+                -- Null: the sample is of before they were told apart.
+                when coalesce(c.blocked, 0) = 0 or c.blocked_by_limit is not null
+                    then jsonb_build_object(
+                        'key', coalesce(c.blocked - c.blocked_by_limit - c.blocked_by_parents, 0),
+                        'limit', coalesce(c.blocked_by_limit, 0), 'parents', coalesce(c.blocked_by_parents, 0)
+                    )
+            end as blocked_by,
+            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
+            coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
+            case when q.since is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
+            q.since as paused_at
+        from (
+            select x.queue from counted x
+            union
+            select x.name from pgqueue.queues x
+            union
+            select x.target from pgqueue._standing(v_now) x where x.kind = 'queue'
+            union
+            select x.queue from pgqueue.lanes x where x.queue <> '@groups'
+        ) n
+        left join counted c on c.queue = n.queue
+        left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = n.queue
+    )
+    select jsonb_build_object(
+        'queues', coalesce(jsonb_agg(to_jsonb(l) order by l.queue), '[]'),
+        'total', jsonb_build_object(
+            'length', coalesce(sum(l.length), 0), 'waiting', coalesce(sum(l.waiting), 0), 'failed', coalesce(sum(l.failed), 0),
+            'due', coalesce(sum(l.due), 0), 'scheduled', coalesce(sum(l.scheduled), 0), 'blocked', coalesce(sum(l.blocked), 0),
+            'executing', coalesce(sum(l.executing), 0), 'dead', coalesce(sum(l.dead), 0), 'lag', coalesce(max(l.lag), 0),
+            'stuck_for', coalesce(max(l.stuck_for), 0),
+            'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
+        ),
+        'sampled_at', (
+            select max(s.at) from pgqueue.samples s where s.span = 10 and v_is_sample
+        )
+    )
+    into v_numbers
+    from listed l;
+    return v_numbers || jsonb_build_object(
         'at', v_now,
         'workers', (
             select coalesce(
@@ -25,9 +87,7 @@ begin
                 '[]'
             )
             from pgqueue.workers w
-            left join lateral (
-                select x.at from pgqueue.heartbeats x where x.worker between w.name and w.name order by x.worker desc, x.n desc limit 1
-            ) b on true
+            left join lateral pgqueue._last_heartbeat(w.name) b on true
         ),
         'schedules', (
             select jsonb_build_object(
@@ -103,85 +163,12 @@ comment on function pgqueue.stats(boolean) is
 create or replace function pgqueue._is_sampled(p_now timestamptz)
 returns boolean
 language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
 as $$
     select
         coalesce((select max(s.at) from pgqueue.samples s where s.span = 10) between p_now - interval '30 s' and p_now, false)
         and exists (
             select
             from pgqueue.workers w
-            where (
-                select b.at from pgqueue.heartbeats b where b.worker between w.name and w.name order by b.worker desc, b.n desc limit 1
-            ) > p_now - interval '65 s'
+            where (select b.at from pgqueue._last_heartbeat(w.name) b) > p_now - interval '65 s'
         )
-$$;
-
--- The queues and the total of stats() and metrics(). True: from the last samples. False: counted now. Null: from the last
--- samples while they are current, else counted up to 10,000 of each lane.
-create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
-returns jsonb
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
-as $$
-    with source as materialized (select coalesce(p_recent, pgqueue._is_sampled(p_now)) as is_sample),
-    counted as (
-        select
-            s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
-            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, max(s.at) over ()) as counted_at, s.at - s.oldest_due_at as lag,
-            s.at - s.oldest_stuck_at as stuck_for
-        from pgqueue._last_samples() s
-        where (select x.is_sample from source x) and s.queue <> '@groups'
-        union all
-        select
-            c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
-            c.blocked_by_parents, case when p_recent is null and c.is_cut then 10000 end, null, p_now - c.oldest_due_at,
-            p_now - c.oldest_stuck_at
-        from pgqueue._count_queues(p_now, case when p_recent is null then 10000 else 2147483647 end) c
-        where not (select x.is_sample from source x)
-    ),
-    listed as (
-        select
-            n.queue, coalesce(c.waiting + c.failed, 0) as length, coalesce(c.waiting, 0) as waiting,
-            coalesce(c.failed, 0) as failed, coalesce(c.due, 0) as due, coalesce(c.scheduled, 0) as scheduled,
-            coalesce(c.blocked, 0) as blocked,
-            case
-                -- Null: the sample is of before they were told apart.
-                when coalesce(c.blocked, 0) = 0 or c.blocked_by_limit is not null
-                    then jsonb_build_object(
-                        'key', coalesce(c.blocked - c.blocked_by_limit - c.blocked_by_parents, 0),
-                        'limit', coalesce(c.blocked_by_limit, 0), 'parents', coalesce(c.blocked_by_parents, 0)
-                    )
-            end as blocked_by,
-            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
-            coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
-            case when q.since is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
-            q.since as paused_at
-        from (
-            select x.queue from counted x
-            union
-            select x.name from pgqueue.queues x
-            union
-            select x.target from pgqueue._standing(p_now) x where x.kind = 'queue'
-            union
-            select x.queue from pgqueue.lanes x where x.queue <> '@groups'
-        ) n
-        left join counted c on c.queue = n.queue
-        left join pgqueue._standing(p_now) q on q.kind = 'queue' and q.target = n.queue
-    )
-    select jsonb_build_object(
-        'queues', coalesce(jsonb_agg(to_jsonb(l) order by l.queue), '[]'),
-        'total', jsonb_build_object(
-            'length', coalesce(sum(l.length), 0), 'waiting', coalesce(sum(l.waiting), 0), 'failed', coalesce(sum(l.failed), 0),
-            'due', coalesce(sum(l.due), 0), 'scheduled', coalesce(sum(l.scheduled), 0), 'blocked', coalesce(sum(l.blocked), 0),
-            'executing', coalesce(sum(l.executing), 0), 'dead', coalesce(sum(l.dead), 0), 'lag', coalesce(max(l.lag), 0),
-            'stuck_for', coalesce(max(l.stuck_for), 0),
-            'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
-        ),
-        'sampled_at', (
-            select max(s.at) from pgqueue.samples s where s.span = 10 and (select x.is_sample from source x)
-        )
-    )
-    from listed l
 $$;

@@ -13,28 +13,23 @@ set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_at timestamptz := (select max(s.at) from pgqueue.samples s where s.span = 10);
+    v_is_sampled boolean := coalesce((select max(s.at) from pgqueue.samples s where s.span = 10) between v_now - interval '30 s' and v_now, false);
 begin
     perform pgqueue._check_queues(wanted.queues);
-    if v_at between v_now - interval '30 s' and v_now then
-        return (
-            select coalesce(sum(s.executing + case when q.since is null then s.due else 0 end), 0)::integer
-            from pgqueue._last_samples() s
-            left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = s.queue
-            where wanted.queues is null or s.queue = any (wanted.queues)
-        );
-    end if;
     return (
         select coalesce(sum(c.executing + case when q.since is null then c.due else 0 end), 0)::integer
-        from pgqueue._count_queues(v_now, 1000) c
+        from (
+            select s.queue, s.due, s.executing from pgqueue._last_samples() s where v_is_sampled
+            union all
+            select n.queue, n.due, n.executing from pgqueue._count_queues(v_now, 1000) n where not v_is_sampled
+        ) c
         left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = c.queue
         where wanted.queues is null or c.queue = any (wanted.queues)
     ) + (
         select count(*)::integer
         from pgqueue.effective_schedules s
         left join pgqueue.effective_tasks t on t.name = s.task
-        where s.next_at <= v_now
-            and (wanted.queues is null or coalesce(s.queue, t.queue, 'default') = any (wanted.queues))
+        where not v_is_sampled and s.next_at <= v_now and (wanted.queues is null or coalesce(s.queue, t.queue, 'default') = any (wanted.queues))
     );
 end
 $$;

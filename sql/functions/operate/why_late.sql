@@ -1,9 +1,7 @@
 -- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that removes it.
 --
--- Asks in this order: is the queue paused, do more of its jobs wait for a limit or behind a key than are due, is the task or tenant
--- of its oldest due job paused, throttled or stopped by its breaker, or a limit of it without capacity, does a worker serve it, does one know the task, do jobs that do not end take the
--- slots, do workers serve other queues first, does one tenant or task flood it, is the database slow, are the workers too
--- few. Reads bounded numbers of rows, and locks nothing. explain() says the same of one job, doctor() of all queues.
+-- _why_late has a row for each cause, in the order in which they are asked for. Reads bounded numbers of rows, and locks nothing.
+-- explain() says the same of one job, doctor() of all queues.
 
 create or replace function pgqueue.why_late(queue text default null)
 returns table (
@@ -12,7 +10,7 @@ returns table (
 )
 language plpgsql stable security definer rows 5
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -27,25 +25,20 @@ begin
     from (
         select c.name
         from (
-            select why_late.queue as name, null::timestamptz as at
+            select why_late.queue as name, null::timestamptz as oldest_due_at, null::timestamptz as oldest_stuck_at
             where why_late.queue is not null
             union all
-            select l.queue, l.lane_ready_at
-            from pgqueue._due_lanes(null, null, v_now) l
-            where why_late.queue is null and not v_is_sampled and l.lane_ready_at <= v_now - interval '30 s'
-            union all
-            -- Jobs that wait for a limit or a key do so on purpose for a while.
-            select s.queue, least(s.oldest_due_at, s.oldest_stuck_at)
+            select s.queue, s.oldest_due_at, s.oldest_stuck_at
             from pgqueue._last_samples() s
-            where why_late.queue is null
-                and (s.oldest_stuck_at <= v_now - interval '5 min' or (v_is_sampled and s.oldest_due_at <= v_now - interval '30 s'))
+            where why_late.queue is null and v_is_sampled
             union all
-            select n.queue, n.oldest_stuck_at
+            select n.queue, n.oldest_due_at, n.oldest_stuck_at
             from pgqueue._count_queues(v_now, 10000) n
-            where why_late.queue is null and not v_is_sampled and n.oldest_stuck_at <= v_now - interval '5 min'
+            where why_late.queue is null and not v_is_sampled
         ) c
-        group by c.name
-        order by min(c.at)
+        -- Jobs that wait for a limit or a key do so on purpose for a while.
+        where why_late.queue is not null or c.oldest_due_at <= v_now - interval '30 s' or c.oldest_stuck_at <= v_now - interval '5 min'
+        order by least(c.oldest_due_at, c.oldest_stuck_at)
         limit 100
     ) q
     cross join lateral pgqueue._why_late(q.name, v_now) w
@@ -69,40 +62,48 @@ language plpgsql stable
 as $$
 declare
     v_first pgqueue.jobs;
+    -- The job that a limit or a key holds back, where these hold back more than is late; else the first one.
+    v_held pgqueue.jobs;
     v_pause record;
-    v_due bigint := 0::bigint;
     v_sample pgqueue.samples;
+    v_due bigint;
+    v_late bigint;
     v_blocked record;
     v_unserved record;
+    v_is_served boolean := exists (select from pgqueue._living_workers_of(p_queue, p_now));
 begin
-    select j.*
-    into v_first
-    from (select distinct l.priority from pgqueue.lanes l where l.queue = p_queue) l
-    cross join (values (false), (true)) s (resumed)
-    cross join lateral pgqueue._head(p_queue, l.priority, s.resumed) h
-    cross join lateral pgqueue._first_ready(p_queue, l.priority, s.resumed, h.head, h.head_id, p_now) f
-    join pgqueue.jobs j on j.id = f.id
-    order by f.ready_at, f.id
-    limit 1;
+    select j.* into v_first from pgqueue._ready_jobs(p_queue, 1, p_now) j order by j.ready_at, j.id limit 1;
     select s.since, s.until, s.source, s.reason, s.by as actor
     into v_pause
     from pgqueue._standing(p_now) s
     where s.kind = 'queue' and s.target = p_queue;
     -- Where a sample tells of now, its numbers are not counted again: that would take longer than all the rest.
     select s.* into v_sample from pgqueue._last_samples() s where s.queue = p_queue and pgqueue._is_sampled(p_now);
-    if v_first.id is not null then
-        v_due := greatest(pgqueue._due_in(p_queue, v_sample, p_now), 1);
-    end if;
-    select b.* into v_blocked
-    from pgqueue._blocked_in(p_queue, case
+    v_due := case
+        when v_first.id is null then 0
+        else greatest(coalesce(v_sample.due, (select count(*) from pgqueue._ready_jobs(p_queue, 10000, p_now))), 1)
+    end;
+    -- Those that wait for a limit or for a job of their key, and the limit for which most of them wait; null: a key.
+    select
+        case
+            when sum(b.jobs) > 0 then greatest(sum(b.jobs), v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0))::bigint
+            else 0::bigint
+        end as jobs,
+        min(b.oldest_at) as oldest_at, (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1] as limit_name,
+        (array_agg(b.first_id order by b.jobs desc, b.first_id))[1] as job_id
+    into v_blocked
+    from pgqueue._blocked_by(p_queue, case
         when v_sample.n is null then 5000
         when v_sample.blocked > coalesce(v_sample.blocked_by_parents, 0) then 500
         else 0
     end) b;
-    if v_blocked.jobs > 0 then
-        v_blocked.jobs := greatest(v_blocked.jobs, v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0));
-    end if;
-    select u.* into v_unserved from pgqueue._unserved_in(p_queue, p_now) u;
+    -- The first jobs of each lane whose task no worker knows, or no living one has.
+    select
+        count(*) as jobs, max(f.of_jobs) as of_jobs, min(f.task) as task, min(f.id) as job_id, max(f.reserved_by) as worker,
+        min(f.run_at) as oldest_at
+    into v_unserved
+    from (select x.*, count(*) over () as of_jobs from pgqueue._first_jobs(p_queue, 10, p_now + interval '30 s', p_now) x) f
+    where f.is_unknown or f.is_given_back;
     lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::double precision;
     stuck_for := case
         when v_pause.since is null
@@ -110,54 +111,83 @@ begin
         else 0::double precision
     end;
     since := least(v_first.ready_at, v_blocked.oldest_at);
-
-    if v_pause.since is not null and v_due + v_blocked.jobs > 0 then
-        cause := 'paused';
-        subject := p_queue;
-        since := v_pause.since;
-        evidence := concat(
-            format('the queue has %s due, and is ', pgqueue._counted(v_due)),
-            case v_pause.source when 'operator' then 'paused' when 'throttle' then 'throttled' else 'stopped by its breaker' end,
-            ' since ' || v_pause.since, ' until ' || v_pause.until, ' by ' || v_pause.actor, ': ' || v_pause.reason
-        );
-        remedy := format('select pgqueue.resume(''queue'', %L, %L);', p_queue, v_pause.source);
+    v_late := case when lag < 30 then 0 else v_due end;
+    v_held := v_first;
+    if v_blocked.jobs > v_late then
+        select j.* into v_held from pgqueue.jobs j where j.id = v_blocked.job_id;
+    else
+        v_blocked.limit_name := null;
     end if;
-    if cause is null then
-        select l.* into cause, subject, evidence, remedy
-        from pgqueue._late_by_rule(v_first, case when lag < 30 then 0 else v_due end, v_blocked.jobs, v_blocked.limit_name, v_blocked.job_id, p_now) l;
-    end if;
-    if cause is null and v_due > 0 and not exists (select from pgqueue._living_workers_of(p_queue, p_now)) then
-        cause := 'no_worker';
-        subject := p_queue;
-        select x.* into evidence, remedy from pgqueue._late_without_worker(p_queue, v_due, v_first.ready_at) x;
-    end if;
-    if cause is null and v_unserved.jobs > 0 and (lag < 30 or 2 * v_unserved.jobs >= v_unserved.of_jobs) then
-        cause := 'unknown_task';
-        subject := v_unserved.task;
-        since := v_unserved.oldest_at;
-        evidence := coalesce(
-            pgqueue._explain_unknown_task(v_unserved.task, p_queue, p_now),
-            format('no living worker has task %s: worker %s gave job %s back without an attempt', v_unserved.task, v_unserved.worker,
-                v_unserved.job_id)
-        );
-        remedy := 'start a worker that has it, correct its name, or: '
-            || format('select pgqueue.cancel_many(task => %L);', v_unserved.task);
-    end if;
-    if cause is null and lag < 30 then
-        cause := 'on_time';
-        subject := p_queue;
-        since := null;
-        evidence := case
-            when v_due = 0 then 'no job of it is due'
-            else format('its oldest due job waits for %s', pgqueue._in_words(p_now - v_first.ready_at))
-        end;
-        remedy := 'nothing';
-    end if;
-    if cause is null then
+    -- A row for each cause that holds, in their order. Only the first is asked for.
+    select f.cause, f.subject, f.evidence, f.remedy, f.since into cause, subject, evidence, remedy, since
+    from (
+        select
+            'paused' as cause, p_queue as subject,
+            concat(
+                format('the queue has %s due, and is ', pgqueue._counted(v_due)),
+                case v_pause.source when 'operator' then 'paused' when 'throttle' then 'throttled' else 'stopped by its breaker' end,
+                ' since ' || v_pause.since, ' until ' || v_pause.until, ' by ' || v_pause.actor, ': ' || v_pause.reason
+            ) as evidence,
+            format('select pgqueue.resume(''queue'', %L, %L);', p_queue, v_pause.source) as remedy, v_pause.since as since
+        where v_pause.since is not null and v_due + v_blocked.jobs > 0
+        union all
+        select
+            'key', v_held.key, format('the queue has %s blocked, most behind key %s: %s', pgqueue._counted(v_blocked.jobs), v_held.key, e.detail),
+            case
+                when e.behind is null then 'select pgqueue.maintain();'
+                when exists (
+                    select
+                    from pgqueue.jobs j
+                    where j.id = e.behind and j.state = 'executing' and j.cancel_requested_at < p_now - interval '10 s'
+                ) then format('pgqueue jobs stack %1$s; it was asked to cancel, and does not end: pgqueue workers kill --job %1$s', e.behind)
+                else format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', e.behind)
+            end,
+            since
+        from pgqueue._explain_key(v_held, p_now) e
+        where v_held.id is not null and v_blocked.jobs > v_late and v_blocked.limit_name is null
+        union all
+        select l.cause, l.subject, l.evidence, l.remedy, since
+        from pgqueue._late_by_rule(v_held, v_blocked.limit_name, v_late, v_is_served, p_now) l
+        union all
+        select
+            'no_worker', p_queue,
+            format('the queue has %s %s since %s, and no living worker claims from it%s', pgqueue._counted(coalesce(nullif(v_due, 0), v_blocked.jobs)),
+                case when v_due > 0 then 'due' else 'blocked' end, coalesce(v_first.ready_at, v_blocked.oldest_at),
+                '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
+            case
+                when q.worker is null then 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)
+                else format('select pgqueue.resume_worker(%L);', q.worker)
+            end,
+            since
+        from (
+            select min(w.worker) as worker
+            from pgqueue.worker_status w
+            where w.is_alive and w.command = 'quiet' and (w.queues is null or p_queue = any (w.queues))
+        ) q
+        where not v_is_served and (v_due > 0 or v_blocked.limit_name like 'pause:%')
+        union all
+        select
+            'unknown_task', v_unserved.task,
+            coalesce(e.detail, format('no living worker has task %s: worker %s gave job %s back without an attempt', v_unserved.task,
+                v_unserved.worker, v_unserved.job_id)),
+            'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', v_unserved.task),
+            v_unserved.oldest_at
+        from pgqueue._explain_unknown_task(v_unserved.task, p_queue, p_now) e (detail)
+        where v_unserved.jobs > 0 and (lag < 30 or 2 * v_unserved.jobs >= v_unserved.of_jobs)
+        union all
+        select
+            'on_time', p_queue,
+            case
+                when v_due = 0 then 'no job of it is due'
+                else format('its oldest due job waits for %s', pgqueue._in_words(p_now - v_first.ready_at))
+            end,
+            'nothing', null
+        where lag < 30
+        union all
         select l.cause, l.subject, l.evidence, l.remedy, coalesce(l.since, _why_late.since)
-        into cause, subject, evidence, remedy, since
-        from pgqueue._late_by_load(v_first, v_due, p_now) l;
-    end if;
+        from pgqueue._late_by_load(v_first, v_due, p_now) l
+    ) f
+    limit 1;
     severity := case
         -- One that was forgotten.
         when cause = 'paused' and since < p_now - interval '1 day' then 'warning'
@@ -168,150 +198,139 @@ begin
 end
 $$;
 
--- The cause limit or key: it holds back more jobs than are due late, or a limit holds back the oldest due job.
-create or replace function pgqueue._late_by_rule(
-    p_first pgqueue.jobs, p_due bigint, p_blocked bigint, p_limit text, p_behind bigint, p_now timestamptz,
-    out cause text, out subject text, out evidence text, out remedy text
-)
-language plpgsql stable
+-- A pause of the task or tenant of a job, else a limit without capacity: p_limit, which blocks it, or one that it would reach.
+create or replace function pgqueue._late_by_rule(p_held pgqueue.jobs, p_limit text, p_late bigint, p_is_served boolean, p_now timestamptz)
+returns table (cause text, subject text, evidence text, remedy text)
+language sql stable rows 1
 as $$
-declare
-    v_job pgqueue.jobs := p_first;
-    v_name text;
-    v_detail text;
-    v_behind bigint;
-    v_held bigint;
-begin
-    if p_blocked > p_due and p_limit is null then
-        select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
-        select e.detail, e.behind into v_detail, v_behind from pgqueue._explain_key(v_job, p_now) e;
-        cause := 'key';
-        subject := v_job.key;
-        evidence := format('the queue has %s blocked, most behind key %s: %s', pgqueue._counted(p_blocked), v_job.key, v_detail);
-        remedy := case
-            when v_behind is null then 'select pgqueue.maintain();'
-            when exists (select from pgqueue.jobs j where j.id = v_behind and j.state = 'executing' and j.cancel_requested_at < p_now - interval '10 s')
-                then format('pgqueue jobs stack %1$s; it was asked to cancel, and does not end: pgqueue workers kill --job %1$s', v_behind)
-            else format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', v_behind)
-        end;
-        return;
-    elsif p_blocked > p_due then
-        select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
-        v_detail := (select l.detail from pgqueue._reached_limit(v_job, p_limit, p_now) l);
-        v_name := p_limit;
-    end if;
-    select e.reason, p.name, e.detail into cause, subject, evidence
-    from pgqueue._pauses_of(v_job.task, v_job.limit_key, p_now) p
-    cross join lateral pgqueue._explain_pause(v_job, p_now) e
-    order by p.until desc
-    limit 1;
-    if cause is not null then
-        subject := substr(subject, 7);
-        remedy := format('pgqueue limits pauses; then: pgqueue limits resume %s %s%s', split_part(subject, ':', 1),
-            pgqueue._shell_quoted(substr(subject, strpos(subject, ':') + 1)),
-            case cause when 'throttled' then ' --source throttle' when 'breaker' then ' --source breaker' end);
-        return;
-    elsif v_name is null and v_job.id is not null then
-        select l.name, l.detail into v_name, v_detail from pgqueue._reached_limit(v_job, null, p_now) l;
-    end if;
-    if v_name is null then
-        return;
-    end if;
-    cause := 'limit';
-    subject := v_name;
-    select count(*) into v_held from (select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on = v_name limit 1000) x;
-    evidence := format(
-        '%s; it holds back %s%s', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
-        case when v_held = 1000 then 'at least ' end,
-        pgqueue._counted(v_held + case when v_name like 'queue:%' then p_due else 0 end)
-    );
-    remedy := (
-        select concat(
-            'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
-            case
-                when l.max_executing is null or v_detail like '% jobs started within %'
-                    then format(' --rate %s --per %s', least(2 * l.rate, 1000000), pgqueue._shell_quoted(l.per::text))
-                else format(' --max-executing %s', least(greatest(2 * l.max_executing, 1), 1000000))
-            end
-        )
-        from pgqueue._limits_of(v_job.queue, v_job.task, v_job.key, v_job.limit_key) l
-        where l.name = v_name
+    (
+        select
+            e.reason, substr(p.name, 7), e.detail,
+            format('pgqueue limits pauses; then: pgqueue limits resume %s %s%s', split_part(p.name, ':', 2), pgqueue._shell_quoted(p.target),
+                case e.reason when 'throttled' then ' --source throttle' when 'breaker' then ' --source breaker' end)
+        from pgqueue._pauses_of(p_held.task, p_held.limit_key, p_now) p
+        cross join lateral pgqueue._explain_pause(p_held, p_now) e
+        -- Behind a half-open breaker nothing starts until a worker tries one.
+        where p.until > p_now or p_is_served
+        order by p.until desc
         limit 1
-    );
-end
-$$;
-
-create or replace function pgqueue._late_without_worker(
-    p_queue text, p_due bigint, p_since timestamptz, out evidence text, out remedy text
-)
-language sql stable
-as $$
+    )
+    union all
     select
-        format('the queue has %s due since %s, and no living worker claims from it%s', pgqueue._counted(p_due), p_since,
-            '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
-        case
-            when q.worker is null then 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)
-            else format('select pgqueue.resume_worker(%L);', q.worker)
-        end
+        'limit', n.name,
+        format(
+            '%s; it holds back %s%s', coalesce(n.detail, format('the limit %s has capacity now', n.name)),
+            case when h.jobs = 1000 then 'at least ' end,
+            pgqueue._counted(h.jobs + case when n.name like 'queue:%' then p_late else 0 end)
+        ),
+        (
+            select concat(
+                'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
+                case
+                    when l.max_executing is null or n.detail like '% jobs started within %'
+                        then format(' --rate %s --per %s', least(2 * l.rate, 1000000), pgqueue._shell_quoted(l.per::text))
+                    else format(' --max-executing %s', least(greatest(2 * l.max_executing, 1), 1000000))
+                end
+            )
+            from pgqueue._limits_of(p_held.queue, p_held.task, p_held.key, p_held.limit_key) l
+            where l.name = n.name
+            limit 1
+        )
     from (
-        select min(w.worker) as worker
-        from pgqueue.worker_status w
-        where w.is_alive and w.command = 'quiet' and (w.queues is null or p_queue = any (w.queues))
-    ) q
+        select coalesce(p_limit, l.name) as name, l.detail
+        from (select) one
+        left join pgqueue._reached_limit(p_held, p_limit, p_now) l on true
+    ) n
+    cross join lateral (
+        select count(*) as jobs from (select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on = n.name limit 1000) x
+    ) h
+    where p_held.id is not null and n.name is not null and (p_is_served or n.name not like 'pause:%')
+    limit 1
 $$;
 
--- Living workers serve the queue, and yet its jobs wait: their slots are taken, they serve other queues first, the queue is
--- flooded, the database is slow, or the workers are too few.
-create or replace function pgqueue._late_by_load(
-    p_first pgqueue.jobs, p_due bigint, p_now timestamptz,
-    out cause text, out subject text, out evidence text, out remedy text, out since timestamptz
-)
-language plpgsql stable
+-- Workers serve the queue, and yet its jobs wait: jobs that do not end take the slots, the workers serve other queues first, one
+-- tenant or task floods the queue, the database is slow, or the workers do not keep up.
+create or replace function pgqueue._late_by_load(p_first pgqueue.jobs, p_due bigint, p_now timestamptz)
+returns table (cause text, subject text, evidence text, remedy text, since timestamptz)
+language sql stable rows 1
 as $$
-declare
-    v_queue text := p_first.queue;
-    v_slots record;
-begin
-    select s.* into v_slots from pgqueue._slots_for(v_queue, p_now) s;
-    if 2 * v_slots.overlong >= v_slots.slots and v_slots.executing >= v_slots.slots then
-        cause := 'slots';
-        subject := v_slots.task;
-        since := v_slots.oldest_at;
-        evidence := format('%s takes %s of %s slots of %s, the oldest for %s, %s', v_slots.task, v_slots.overlong, v_slots.slots, v_slots.workers,
-            pgqueue._in_words(p_now - v_slots.oldest_at),
-            coalesce('and it usually takes ' || pgqueue._in_words(v_slots.usual), 'and none ended within a day'));
-        if v_slots.asked >= v_slots.overlong then
-            evidence := evidence || '; they were asked to cancel, and do not end';
-            remedy := format('pgqueue jobs stack %1$s; pgqueue workers kill --job %1$s', v_slots.oldest_id);
-        else
-            remedy := format('pgqueue jobs stack %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
-                pgqueue._shell_quoted(v_slots.task));
-        end if;
-        return;
-    end if;
-    evidence := 'its workers serve first: ' || pgqueue._lanes_ahead(p_first, p_now);
-    if evidence is not null then
-        cause := 'starved';
-        subject := v_queue;
-        remedy := format('select pgqueue.configure_queue(%L, weight => 10); or a separate worker: pgqueue worker -r MODULE --queue %s',
-            v_queue, pgqueue._shell_quoted(v_queue));
-        return;
-    end if;
-    select f.* into cause, subject, evidence, remedy, since from pgqueue._late_by_flood(v_queue, p_due, v_slots.slots, p_now) f;
-    if cause is null and v_slots.executing < 0.8 * v_slots.slots then
-        select 'database', d.subject, d.evidence, d.remedy into cause, subject, evidence, remedy
-        from pgqueue._late_by_database(p_now) d
-        where d.evidence is not null;
-    end if;
-    if cause is null then
-        cause := 'workers';
-        subject := v_queue;
-        evidence := concat(
+    with slots as materialized (select s.* from pgqueue._slots_for(p_first.queue, p_now) s)
+    select
+        'slots', s.task,
+        format('%s takes %s of %s slots of %s, the oldest for %s, %s%s', s.task, s.overlong, s.slots, s.workers,
+            pgqueue._in_words(p_now - s.oldest_at),
+            coalesce('and it usually takes ' || pgqueue._in_words(s.usual), 'and none ended within a day'),
+            case when s.asked >= s.overlong then '; they were asked to cancel, and do not end' end),
+        case
+            when s.asked >= s.overlong then format('pgqueue jobs stack %1$s; pgqueue workers kill --job %1$s', s.oldest_id)
+            else format('pgqueue jobs stack %s; pgqueue jobs cancel --task %s --state executing', s.oldest_id, pgqueue._shell_quoted(s.task))
+        end,
+        s.oldest_at
+    from slots s
+    where 2 * s.overlong >= s.slots and s.executing >= s.slots
+    union all
+    select
+        'starved', p_first.queue, 'its workers serve first: ' || a.lanes,
+        format('select pgqueue.configure_queue(%L, weight => 10); or a separate worker: pgqueue worker -r MODULE --queue %s',
+            p_first.queue, pgqueue._shell_quoted(p_first.queue)),
+        null
+    from pgqueue._lanes_ahead(p_first, p_now) a (lanes)
+    where a.lanes is not null
+    union all
+    select 'flood', d.subject, d.evidence, d.remedy, d.since
+    from slots s
+    cross join lateral pgqueue._flood_of(p_first.queue, p_due, s.slots, p_now) d
+    union all
+    -- What makes claims slow although slots are free.
+    (
+        select 'database', d.subject, d.evidence, d.remedy, null
+        from slots s
+        cross join lateral (
+            select c.topic, c.subject, c.evidence, c.remedy
+            from pgqueue._doctor_server(p_now) c
+            where c.topic in ('old_snapshot', 'notify_queue', 'dead_tuples')
+            union all
+            select
+                'locks', format('session %s', b.pid),
+                format('%s for a lock that session %s holds',
+                    case count(*) when 1 then '1 session of the queue waits' else count(*) || ' sessions of the queue wait' end, b.pid),
+                format('select pg_terminate_backend(%s);', b.pid)
+            from pg_stat_activity a
+            cross join unnest(pg_blocking_pids(a.pid)) b (pid)
+            where a.wait_event_type = 'Lock' and a.datname = current_database() and a.query ~ 'pgqueue'
+            group by b.pid
+        ) d
+        where s.executing < 0.8 * s.slots
+        order by array_position('{old_snapshot,notify_queue,dead_tuples,locks}'::text[], d.topic)
+        limit 1
+    )
+    union all
+    select
+        'workers', p_first.queue,
+        concat(
             format('the oldest of %s is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
-            coalesce('executing jobs take ' || least(v_slots.executing, v_slots.slots) || ' of ' || v_slots.slots || ' slots of ' || v_slots.workers, 'it is served by ' || v_slots.workers),
-            '; ' || pgqueue._rates_of(v_queue, p_due, p_now)
-        );
-        remedy := 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(v_queue);
-    end if;
-end
+            coalesce('executing jobs take ' || least(s.executing, s.slots) || ' of ' || s.slots || ' slots of ' || s.workers, 'it is served by ' || s.workers),
+            '; ' || round(r.started, 2) || ' a second start and ' || round(greatest(r.started + r.growth, 0), 2) || ' come in: ' || case
+                when r.growth < 0 then 'the due ones will have started in '
+                    || pgqueue._in_words(make_interval(secs => (-p_due / r.growth)::double precision))
+                else 'they do not get fewer'
+            end
+        ),
+        'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue),
+        null
+    from slots s
+    cross join lateral (
+        select x.started / nullif(x.seconds, 0) as started, (x.due_now - x.due_then) / nullif(x.seconds, 0) as growth
+        from (
+            select
+                extract(epoch from max(c.at) - min(c.at))::numeric as seconds,
+                coalesce(sum((select sum((t.value ->> 'started')::numeric) from jsonb_each(c.ended) t)), 0) as started,
+                (array_agg(c.due order by c.at desc))[1]::numeric as due_now,
+                (array_agg(c.due order by c.at))[1]::numeric as due_then
+            from pgqueue.samples c
+            -- A large queue is not counted in each sample.
+            where c.span = 10 and c.at > p_now - interval '5 min' and c.queue = p_first.queue and c.at = coalesce(c.counted_at, c.at)
+        ) x
+    ) r
+    limit 1
 $$;
