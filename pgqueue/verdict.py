@@ -30,7 +30,7 @@ CAUSES = {
     "starved": "its workers serve other queues first",
     "flood": "{subject} floods it",
     "database": "the database is slow",
-    "workers": "it has too few workers",
+    "workers": "its workers do not keep up",
 }
 
 
@@ -64,7 +64,8 @@ def level(numbers: Mapping[str, Any]) -> str:
 
 def age(numbers: Mapping[str, Any]) -> float:
     """Return what makes a queue late: the age of its oldest due job, or of the oldest one that is stuck."""
-    return float(numbers["lag"] if numbers["lag"] >= LATE or level(numbers) == "ok" else numbers["stuck_for"])
+    lag, stuck_for = numbers["lag"], numbers["stuck_for"]
+    return float(lag if lag >= LATE or stuck_for < VERY_LATE else stuck_for)
 
 
 def reach(
@@ -75,15 +76,16 @@ def reach(
 ) -> Verdict:
     """Reach the verdict: the worst of the queues that are `late`, else a critical finding, else that all is well.
 
-    With `alive` = 0 workers, all is well only while no job is due.
+    With `alive` = 0 workers, all is well only while no job is due. The age is that of the `queues`, as the table beside
+    it has it: `late` may be a minute old.
     """
     troubled = [each for each in late if each["severity"] != "info"]
     if troubled:
         first, *others = troubled
-        lag = max(first["lag"], first["stuck_for"])
-        found = "critical" if first["severity"] == "critical" or first["lag"] >= VERY_LATE else "late"
+        now = next((each for each in queues if each["queue"] == first["queue_name"] and level(each) != "ok"), first)
+        found = "critical" if first["severity"] == "critical" or now["lag"] >= VERY_LATE else "late"
         return Verdict(
-            found, first["queue_name"], lag, cause_of(first), first["evidence"], first["remedy"], others,
+            found, first["queue_name"], age(now), cause_of(first), first["evidence"], first["remedy"], others,
             first["cause"], str(first["subject"]),
         )  # fmt: skip
     critical = next((each for each in findings if each["severity"] == "critical"), None)
@@ -129,3 +131,22 @@ def in_order(
 def cause_of(row: Mapping[str, Any]) -> str:
     """Return the cause of why_late() in a few words."""
     return CAUSES.get(row["cause"], str(row["cause"])).replace("{subject}", str(row["subject"]))
+
+
+# Topics of doctor() that are about queues, of which a finding may name several; the other ones are about a subject.
+_ABOUT_QUEUES = {"no_worker", "paused", "lag", "starved"}
+
+
+def beside(late: Sequence[Mapping[str, Any]], findings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the findings of doctor() that are not the cause of one of the queues that are `late`."""
+    topics = {"workers": "lag"}
+    named = {(topics.get(row["cause"], row["cause"]), str(row["subject"])) for row in late}
+    # doctor() finds the session or the table itself, and tasks that are given back.
+    subjects = {subject for topic, subject in named if topic in ("database", "unknown_task")}
+
+    def is_named(finding: Mapping[str, str]) -> bool:
+        topic, subject = finding["topic"], finding["subject"]
+        several = topic in _ABOUT_QUEUES and subject.endswith(" queues")
+        return subject in subjects or (topic, subject) in named or (several and any(topic == each for each, _ in named))
+
+    return [each for each in findings if not is_named(each)]

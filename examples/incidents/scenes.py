@@ -265,7 +265,7 @@ INCIDENTS = {
             _few_workers,
             lambda stage: not stage.live("queue = 'mail'"),
             r"the oldest of \d+ jobs is due since .*\b[01] of 1 slots of worker incident-0\b",
-            ("mail", "too few workers"),
+            ("mail", "do not keep up"),
             queue="mail",
             cause="workers",
         ),

@@ -441,17 +441,16 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
 
 
 def _overview(
-    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]
+    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], findings: Sequence[dict[str, str]]
 ) -> Iterable[Row]:
     """Yield the rows of the first screen: late queues with their counts and cause, findings, and the other queues."""
     shown, quiet = verdict.in_order(queues, late, {})
     causes = {each["queue_name"]: each for each in late}
-    said = {each["evidence"] for each in late}
     on_time = []
     for queue in [*shown, *quiet]:
         why = causes.get(queue["queue"])
         numbers = [observe.counted(queue, name) for name in ("due", "executing", "blocked", "dead")]
-        age = _seconds(max(queue["lag"], queue["stuck_for"]))
+        age = _seconds(verdict.age(queue))
         if why is not None:
             yield (
                 why["severity"],
@@ -468,13 +467,12 @@ def _overview(
     # Late ones that no sample has yet.
     for each in late:
         if each["queue_name"] not in {known["queue"] for known in queues}:
-            age, cause = _seconds(max(each["lag"], each["stuck_for"])), verdict.cause_of(each)
+            age, cause = _seconds(verdict.age(each)), verdict.cause_of(each)
             yield (each["severity"], age, each["queue_name"], "", "", "", "", cause, each["evidence"], each["remedy"])
-    for finding in findings:
-        if finding["evidence"] not in said:
-            topic, evidence, remedy = finding["topic"].replace("_", " "), finding["evidence"], finding["remedy"]
-            # What it is about may have a long name, and would push the causes from a narrow screen.
-            yield (finding["severity"], "", topic, "", "", "", "", finding["subject"], evidence, remedy)
+    for finding in verdict.beside(late, findings):
+        topic, evidence, remedy = finding["topic"].replace("_", " "), finding["evidence"], finding["remedy"]
+        # What it is about may have a long name, and would push the causes from a narrow screen.
+        yield (finding["severity"], "", topic, "", "", "", "", finding["subject"], evidence, remedy)
     yield from on_time
 
 

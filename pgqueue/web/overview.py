@@ -47,7 +47,7 @@ async def overview(context: Context) -> Response:
         "overview.html",
         stats=stats,
         verdict=verdict.reach(late, findings, queues, len(alive)),
-        findings=[each for each in findings if each["severity"] != "info"],
+        findings=[each for each in verdict.beside(late, findings) if each["severity"] != "info"],
         queues=[
             {
                 **each,

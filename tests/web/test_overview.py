@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue import verdict
 from pgqueue.db import observe
 from pgqueue.db.call import Call, read_column
 from pgqueue.testing import Clock
@@ -121,7 +122,7 @@ def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
 
 
-def test_what_is_late_beside_free_slots_and_a_database_that_is_well_lacks_workers(
+def test_beside_free_slots_a_late_queue_is_not_said_to_lack_workers(
     conn: psycopg.Connection, ask: Ask, clock: Clock
 ) -> None:
     call(conn, "declare_task", "t")
@@ -131,8 +132,32 @@ def test_what_is_late_beside_free_slots_and_a_database_that_is_well_lacks_worker
     register(conn, "w", ["mail"], 4)
     maintain(conn)
     page = ask("GET", "/").text
-    assert said(page) == "mail is 10 min late: it has too few workers."
+    assert said(page) == "mail is 10 min late: its workers do not keep up."
     assert re.search(r"executing jobs take 0 of 4 slots of (worker )?w", page)
+
+
+def test_the_sentence_has_the_age_that_the_table_has_though_the_cause_was_asked_for_before() -> None:
+    row = {"queue_name": "mail", "severity": "warning", "cause": "workers", "subject": "mail", "evidence": "e"}
+    asked = [{**row, "remedy": "r", "lag": 280.0, "stuck_for": 0.0}]
+    numbers = {"queue": "mail", "paused_at": None, "lag": 320.0, "stuck_for": 0.0, "due": 9}
+    reached = verdict.reach(asked, (), [numbers])
+    assert (reached.lag, reached.level) == (verdict.age(numbers), "critical") == (320.0, "critical")
+    # No sample has it yet.
+    assert verdict.reach(asked, (), []).lag == 280.0
+
+
+def test_findings_that_the_causes_of_late_queues_name_are_not_counted_again() -> None:
+    late = [
+        {"cause": "workers", "subject": "mail"},
+        {"cause": "database", "subject": "session 17"},
+        {"cause": "unknown_task", "subject": "send"},
+        {"cause": "no_worker", "subject": "a"},
+        {"cause": "limit", "subject": "task:t"},
+    ]
+    told = [("lag", "mail"), ("old_snapshot", "session 17"), ("given_back", "send"), ("no_worker", "2 queues")]
+    left = [("limit", "task:u"), ("starved", "2 queues"), ("memory", "w"), ("schedule", "mail")]
+    findings = [{"topic": topic, "subject": subject} for topic, subject in [*told, ("limit", "task:t"), *left]]
+    assert [(each["topic"], each["subject"]) for each in verdict.beside(late, findings)] == left
 
 
 def test_what_is_late_stands_before_what_is_busy_and_quiet_queues_fold(
