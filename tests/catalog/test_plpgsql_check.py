@@ -59,7 +59,6 @@ ALLOWED = {
     # Called with constants, an immutable one would raise during planning, even if it is never reached.
     ("_refuse", IMMUTABLE): "raises",
     # Their ends cannot be reached.
-    ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",

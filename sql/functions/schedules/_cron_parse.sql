@@ -11,7 +11,7 @@
 -- 201        flags         1: neither day of month nor day of week begins with *: either is enough, as in cron
 --                          2: minute or hour begins with *; when clocks change, the schedule goes by elapsed time: it
 --                             also runs in both passes of a repeated hour
--- Each table but that of weekdays ends with one more byte, 255: a search from the largest value plus 1 finds none.
+-- Each table but that of weekdays ends with one more byte, 255.
 -- Reads no table of the database. A refusal names the field that is wrong.
 
 create or replace function pgqueue._cron_parse(p_expression text)
@@ -23,9 +23,9 @@ declare
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g') collate "C");
     v_fields text[];
     v_spec bytea := decode(repeat('ff', 202), 'hex');
-    -- For second, minute, hour, day of month, month: the first byte of its table, and its last value.
-    v_starts integer[] := '{0,61,122,147,180}'::integer[];
-    v_ends integer[] := '{59,59,23,31,12}'::integer[];
+    -- Of each field: the first byte of its table, and the last value that the table is made from.
+    v_starts constant integer[] := '{0,61,122,147,180,194}'::integer[];
+    v_ends constant integer[] := '{59,59,23,31,12,13}'::integer[];
     v_mask bigint;
     v_next integer;
 begin
@@ -53,32 +53,20 @@ begin
         );
     end if;
 
-    for v_field in 1..5 loop
+    for v_field in 1..6 loop
         v_mask := pgqueue._cron_field(v_fields[v_field], v_field);
         v_next := 255;
         for v_value in reverse v_ends[v_field]..0 loop
             if v_mask & (1::bigint << v_value) <> 0 then
                 v_next := v_value;
             end if;
-            v_spec := set_byte(v_spec, v_starts[v_field] + v_value, v_next);
+            if v_field < 6 then
+                v_spec := set_byte(v_spec, v_starts[v_field] + v_value, v_next);
+            elsif v_value < 7 then
+                v_spec := set_byte(v_spec, v_starts[v_field] + v_value, v_next - v_value);
+            end if;
         end loop;
     end loop;
-
-    -- Bit 7, which is Sunday as well, goes to bit 0. Then two weeks in one mask, so that the search for the next allowed
-    -- weekday continues past Saturday.
-    v_mask := pgqueue._cron_field(v_fields[6], 6);
-    v_mask := (v_mask | (v_mask >> 7)) & 127;
-    v_mask := v_mask | (v_mask << 7);
-    v_next := 255;
-    for v_value in reverse 13..0 loop
-        if v_mask & (1::bigint << v_value) <> 0 then
-            v_next := v_value;
-        end if;
-        if v_value < 7 then
-            v_spec := set_byte(v_spec, 194 + v_value, v_next - v_value);
-        end if;
-    end loop;
-
     return set_byte(
         v_spec, 201,
         case when left(v_fields[4], 1) <> '*' and left(v_fields[6], 1) <> '*' then 1 else 0 end
@@ -87,15 +75,16 @@ begin
 end
 $$;
 
--- The allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field's name.
+-- The allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field's name. Weekdays are
+-- those of two weeks, so that the next allowed one after a Saturday is found.
 create or replace function pgqueue._cron_field(p_text text, p_field integer)
 returns bigint
 language plpgsql stable parallel safe
 as $$
 declare
-    v_min integer := (array[0, 0, 0, 1, 1, 0])[p_field];
-    v_max integer := (array[59, 59, 23, 31, 12, 7])[p_field];
-    v_names text[] := case p_field
+    v_least constant integer := (array[0, 0, 0, 1, 1, 0])[p_field];
+    v_most constant integer := (array[59, 59, 23, 31, 12, 7])[p_field];
+    v_names constant text[] := case p_field
         when 5 then '{"",jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'::text[]
         when 6 then '{sun,mon,tue,wed,thu,fri,sat}'::text[]
     end;
@@ -110,21 +99,26 @@ begin
         v_parts := regexp_match(
             v_item, e'^(?:(\\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$'
         );
-        v_from := case when v_parts[1] is not null then v_min else pgqueue._cron_value(v_parts[2], v_names) end;
+        v_from := case
+            when v_parts[1] is not null then v_least
+            when v_parts[2] ~ '^[0-9]' then v_parts[2]::integer
+            else array_position(v_names, v_parts[2]) - 1
+        end;
         v_to := case
             when v_parts[3] = 'sun' and p_field = 6 then 7
-            when v_parts[3] is not null then pgqueue._cron_value(v_parts[3], v_names)
-            when v_parts[1] is not null or v_parts[4] is not null then v_max
+            when v_parts[3] ~ '^[0-9]' then v_parts[3]::integer
+            when v_parts[3] is not null then array_position(v_names, v_parts[3]) - 1
+            when v_parts[1] is not null or v_parts[4] is not null then v_most
             else v_from
         end;
         v_step := coalesce(v_parts[4]::integer, 1);
-        if v_from is null or v_to is null or v_from < v_min or v_to > v_max or v_from > v_to
+        if v_from is null or v_to is null or v_from < v_least or v_to > v_most or v_from > v_to
             or v_step not between 1 and (array[60, 60, 24, 31, 12, 7])[p_field]
         then
             perform pgqueue._refuse(
                 format('the %s of a cron expression must be %s to %s%s',
                     (array['second', 'minute', 'hour', 'day of month', 'month', 'day of week'])[p_field],
-                    v_min, v_max,
+                    v_least, v_most,
                     case p_field when 5 then ' or jan to dec' when 6 then ' or sun to sat (0 and 7 are Sunday)' else '' end),
                 case when v_item = p_text then format('It is %s.', quote_literal(left(v_item, 100)))
                     else format('%s in %s.', quote_literal(left(v_item, 100)), quote_literal(left(p_text, 100))) end,
@@ -136,15 +130,11 @@ begin
             v_mask := v_mask | (1::bigint << v_value);
         end loop;
     end loop;
+    if p_field = 6 then
+        -- Bit 7 is Sunday as well as bit 0.
+        v_mask := (v_mask | (v_mask >> 7)) & 127;
+        v_mask := v_mask | (v_mask << 7);
+    end if;
     return v_mask;
 end
-$$;
-
--- A number or a name as a number; null: neither.
-create or replace function pgqueue._cron_value(p_text text, p_names text[])
-returns integer
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case when p_text ~ '^[0-9]' then p_text::integer else array_position(p_names, p_text) - 1 end
 $$;

@@ -1,7 +1,7 @@
 -- Searches the next instant of a parsed cron expression (see _cron_parse) in a time zone.
 --
 -- _cron_next handles the time zone: days on which its offset from UTC changes skip or repeat a stretch of local time.
--- _cron_find searches in local time, _cron_day within a month and _cron_time within a day. Reads no table.
+-- _cron_find searches in local time. Reads no table.
 
 create or replace function pgqueue._cron_next(p_spec bytea, p_after timestamptz, p_timezone text)
 returns timestamptz
@@ -106,112 +106,47 @@ as $$
     select (p_at at time zone p_timezone) - (p_at at time zone 'UTC')
 $$;
 
--- Goes from month to month with an allowed day, and within the first day by its time. The search ends after 41 years,
--- for 40 is the longest that any day is away (29 February on one weekday, across 2100).
+-- The first local time from p_from on that a parsed expression allows; null: none. The first field, from the month down to the
+-- second, whose value is not allowed goes to its next one or, where there is none, to the next year, month, day, hour or minute;
+-- then it begins again. The search ends after 41 years, for 40 is the longest that any day is away (29 February on one weekday,
+-- across 2100).
 create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
 returns timestamp
 language plpgsql immutable parallel safe
 as $$
 declare
-    v_months constant integer := 180;
-    v_year integer := date_part('year', p_from)::integer;
-    v_month integer := date_part('month', p_from)::integer;
-    v_day integer := date_part('day', p_from)::integer;
-    v_last_year integer := v_year + 41;
-    v_next integer;
-    v_date date;
-    v_time time;
-begin
-    loop
-        v_next := get_byte(p_spec, v_months + v_month);
-        if v_next = 255 then
-            v_year := v_year + 1;
-            v_month := 1;
-            v_day := 1;
-            if v_year > v_last_year then
-                return null;
-            end if;
-            continue;
-        elsif v_next > v_month then
-            v_month := v_next;
-            v_day := 1;
-        end if;
-
-        v_day := pgqueue._cron_day(p_spec, v_year, v_month, v_day);
-        if v_day is null then
-            v_month := v_month + 1;
-            v_day := 1;
-            continue;
-        end if;
-        v_date := make_date(v_year, v_month, v_day);
-        v_time := pgqueue._cron_time(p_spec, case when v_date = p_from::date then p_from::time else '00:00' end);
-        if v_time is not null then
-            return v_date + v_time;
-        end if;
-        v_day := v_day + 1;
-    end loop;
-end
-$$;
-
--- The first day of a month from p_day on that a parsed expression allows; null: none.
-create or replace function pgqueue._cron_day(p_spec bytea, p_year integer, p_month integer, p_day integer)
-returns integer
-language plpgsql immutable parallel safe
-as $$
-declare
-    v_days constant integer := 147;
-    v_weekdays constant integer := 194;
+    v_units constant text[] := '{year,month,day,hour,minute,second}'::text[];
+    v_steps constant interval[] := '{1 year,1 month,1 day,1 hour,1 min,1 s}'::interval[];
+    -- Where the table of each field begins.
+    v_starts constant integer[] := '{0,180,147,122,61,0}'::integer[];
     v_either_is_enough constant boolean := get_byte(p_spec, 201) & 1 <> 0;
-    v_first date := make_date(p_year, p_month, 1);
-    v_last integer := date_part('day', v_first + interval '1 month' - interval '1 day')::integer;
-    -- The weekday of day 0 of the month, 0 to 6; 2 January 2000 was a Sunday.
-    v_weekday_of_0 integer := ((v_first - date '2000-01-02') % 7 + 6) % 7;
-    v_day integer := p_day;
-    v_by_day integer;
+    v_at timestamp := p_from;
+    v_field integer := 2;
+    v_value integer;
+    v_next integer;
     v_by_weekday integer;
 begin
-    while v_day <= v_last loop
-        v_by_day := get_byte(p_spec, v_days + v_day);
-        v_by_weekday := v_day + get_byte(p_spec, v_weekdays + (v_weekday_of_0 + v_day) % 7);
-        if v_either_is_enough then
-            v_day := least(v_by_day, v_by_weekday);
-            exit;
+    while v_field <= 6 loop
+        v_value := date_part(v_units[v_field], v_at)::integer;
+        v_next := get_byte(p_spec, v_starts[v_field] + v_value);
+        if v_field = 3 then
+            v_by_weekday := v_value + get_byte(p_spec, 194 + date_part('dow', v_at)::integer);
+            v_next := case when v_either_is_enough then least(v_next, v_by_weekday) else greatest(v_next, v_by_weekday) end;
         end if;
-        v_day := greatest(v_by_day, v_by_weekday);
-        exit when v_by_day = v_by_weekday;
+        if v_next = v_value then
+            v_field := v_field + 1;
+            continue;
+        end if;
+        -- Never beyond the next year, month, day, hour or minute, also where that has fewer days, or nothing is allowed (255).
+        v_at := least(
+            date_trunc(v_units[v_field], v_at) + (v_next - v_value) * v_steps[v_field],
+            date_trunc(v_units[v_field - 1], v_at) + v_steps[v_field - 1]
+        );
+        if v_at > p_from + interval '41 years' then
+            return null;
+        end if;
+        v_field := 2;
     end loop;
-    return case when v_day <= v_last then v_day end;
-end
-$$;
-
--- The first time of a day from p_from on that a parsed expression allows; null: none.
-create or replace function pgqueue._cron_time(p_spec bytea, p_from time)
-returns time
-language plpgsql immutable parallel safe
-as $$
-declare
-    v_minutes constant integer := 61;
-    v_hours constant integer := 122;
-    v_hour integer := date_part('hour', p_from)::integer;
-    v_minute integer := date_part('minute', p_from)::integer;
-    v_second integer := date_part('second', p_from)::integer;
-    v_next integer;
-begin
-    v_next := get_byte(p_spec, v_hours + v_hour);
-    if v_next = v_hour then
-        v_next := get_byte(p_spec, v_minutes + v_minute);
-        if v_next = v_minute then
-            v_next := get_byte(p_spec, v_second);
-            if v_next < 255 then
-                return make_time(v_hour, v_minute, v_next);
-            end if;
-            v_next := get_byte(p_spec, v_minutes + v_minute + 1);
-        end if;
-        if v_next < 255 then
-            return make_time(v_hour, v_next, get_byte(p_spec, 0));
-        end if;
-        v_next := get_byte(p_spec, v_hours + v_hour + 1);
-    end if;
-    return case when v_next < 255 then make_time(v_next, get_byte(p_spec, v_minutes), get_byte(p_spec, 0)) end;
+    return v_at;
 end
 $$;
