@@ -1,5 +1,5 @@
--- The shared part of configure_queue, configure_task and declare_task: writes options into the row of a queue or task,
--- refuses a value that the table refuses, and records the change.
+-- The shared part of configure_queue, configure_task, configure_schedule and declare_task: writes options into the row of a
+-- queue, task or schedule, refuses a value that the table refuses, and records the change.
 
 -- Null options keep their values; reset names options to set back. False: unchanged.
 create or replace function pgqueue._configure(p_of text, p_name text, p_options jsonb, p_reset text[])
@@ -7,10 +7,21 @@ returns boolean
 language plpgsql
 as $$
 declare
+    v_function constant text := 'configure_' || p_of;
+    v_unknown text;
     v_row record;
 begin
     perform pgqueue._check_name(p_of, p_name);
-    perform pgqueue._check_reset(p_reset, array(select k.name from jsonb_object_keys(p_options) k (name)), 'configure_' || p_of);
+    select r.name into v_unknown from unnest(p_reset) r (name) where (p_options ? r.name) is not true limit 1;
+    if found then
+        perform pgqueue._refuse(
+            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
+            format(
+                'Give the names of options of %s(), such as ''{%s}''.', v_function,
+                (select min(k.name) from jsonb_object_keys(p_options) k (name))
+            )
+        );
+    end if;
     if p_options ->> 'retry_policy' = 'function' then
         perform pgqueue._refuse(
             'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
@@ -23,12 +34,24 @@ begin
         jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
         false
     ) w;
-    return pgqueue._audit_options('configure_' || p_of, p_of, p_name, v_row.before, v_row.after);
+    return (
+        select pgqueue._audit(
+            v_function,
+            jsonb_build_object(
+                case p_of when 'schedule' then 'name' else p_of end, p_name,
+                'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value)
+            ),
+            least(count(*), 1)
+        )
+        from jsonb_each(v_row.before) b
+        join jsonb_each(v_row.after) a on a.key = b.key and a.value <> b.value
+    );
 end
 $$;
 
--- Inserts the row where there is none, locks it, and writes the values of these columns; p_if_new: but does not lock a row that
--- has all of them. The names alone of the table and of its columns are in the text of the statements.
+-- Locks the row, inserted where there is none (of a schedule by schedule() alone), and writes the values of these columns;
+-- p_if_new: but does not lock a row that has all of them. The names alone of the table and of its columns are in the text of
+-- the statements.
 create or replace function pgqueue._write_options(
     p_of text, p_name text, p_changes jsonb, p_if_new boolean, out before jsonb, out after jsonb, out is_written boolean
 )
@@ -40,17 +63,18 @@ declare
     v_option text;
     v_bounds text;
 begin
-    is_written := true;
     if p_if_new then
         execute format('select t is distinct from jsonb_populate_record(t, $2) from pgqueue.%I t where t.name = $1', v_table)
         into is_written
         using p_name, p_changes;
-        if not is_written then
-            return;
-        end if;
-        is_written := true;
     end if;
-    execute format('insert into pgqueue.%I (name) values ($1) on conflict do nothing', v_table) using p_name;
+    is_written := coalesce(is_written, true);
+    if not is_written then
+        return;
+    end if;
+    if p_of <> 'schedule' then
+        execute format('insert into pgqueue.%I (name) values ($1) on conflict do nothing', v_table) using p_name;
+    end if;
     execute format('select to_jsonb(t) from pgqueue.%I t where t.name = $1 for update', v_table) into before using p_name;
     after := before;
     if p_changes <> '{}' then
@@ -62,7 +86,7 @@ begin
 exception when check_violation or numeric_value_out_of_range then
     get stacked diagnostics v_constraint = constraint_name;
     -- The tables check the values, by constraints that are named as their columns are: tasks_declared_priority_check.
-    v_option := substring(v_constraint from '^(?:tasks|queues)_(?:declared_)?([a-z_]+)_check$');
+    v_option := substring(v_constraint from '^[a-z]+_(?:declared_)?([a-z_]+)_check$');
     v_bounds := pgqueue._bounds_of(v_option);
     perform pgqueue._refuse(
         format('an option of %s %s is out of range', p_of, quote_literal(p_name)),
@@ -72,23 +96,6 @@ exception when check_violation or numeric_value_out_of_range then
             else format('Give the option %s so, or leave it out.', v_option)
         end
     );
-end
-$$;
-
-create or replace function pgqueue._check_reset(p_reset text[], p_options text[], p_function text)
-returns void
-language plpgsql parallel safe
-as $$
-declare
-    v_unknown text;
-begin
-    select r.name into v_unknown from unnest(p_reset) r (name) where (r.name = any (p_options)) is not true limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
-            format('Give the names of options of %s(), such as ''{%s}''.', p_function, p_options[1])
-        );
-    end if;
 end
 $$;
 
@@ -115,18 +122,4 @@ as $$
         when p_option = 'docs' then 'an address that begins with http:// or https://'
         when p_option = 'owner' then '1 to 128 characters long'
     end
-$$;
-
--- Records which options of a queue or task changed; false: none.
-create or replace function pgqueue._audit_options(p_function text, p_of text, p_name text, p_before jsonb, p_after jsonb)
-returns boolean
-language sql
-as $$
-    select pgqueue._audit(
-        p_function,
-        jsonb_build_object(p_of, p_name, 'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value)),
-        least(count(*), 1)
-    )
-    from jsonb_each(p_before) b
-    join jsonb_each(p_after) a on a.key = b.key and a.value <> b.value
 $$;

@@ -1,12 +1,11 @@
 -- When a schedule is due: by its cron expression or its interval, and which instants a late run makes up for.
 --
 -- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. _schedule_rule is everything that they
--- depend on, as one text: after a change of the rule the next instant is computed again. _plan_schedule records it, after
+-- depend on, as one text: after a change of the rule _plan_schedule computes and records the next instant, after
 -- _settle_schedule enqueued what was due by the old rule.
 
 create or replace function pgqueue._schedule_turn(
-    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_due_at timestamptz, p_now timestamptz,
-    p_catch_up text, p_cap integer, p_is_planned boolean,
+    p_schedule pgqueue.schedules, p_due_at timestamptz, p_now timestamptz, p_is_planned boolean,
     out instants timestamptz[], out next_at timestamptz, out passed_from timestamptz
 )
 language plpgsql stable parallel safe
@@ -14,20 +13,24 @@ as $$
 declare
     -- A run that is found later than this was missed: maintenance runs about once a second.
     v_in_time timestamptz := p_now - interval '10 s';
+    v_cap constant integer := case when p_schedule.overlap = 'skip' then 1 else p_schedule.catch_up_cap end;
     v_at timestamptz;
 begin
     instants := '{}';
+    if p_schedule.expression is not null then
+        -- Once for all instants.
+        p_schedule.spec := pgqueue._cron_parse(p_schedule.expression);
+        p_schedule.expression := null;
+    end if;
     if p_due_at is null then
-        next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
+        next_at := pgqueue._next_instant(p_schedule, p_now);
         return;
     end if;
 
     -- Another rule planned this instant. It is unknown since when the present rule holds, so no run before now is owed.
-    next_at := pgqueue._next_instant(
-        p_spec, p_every, p_anchor, p_timezone, case when p_is_planned then p_due_at else p_now end
-    );
+    next_at := pgqueue._next_instant(p_schedule, case when p_is_planned then p_due_at else p_now end);
     if next_at is null or next_at > p_now then
-        if p_due_at >= v_in_time or p_catch_up <> 'skip' then
+        if p_due_at >= v_in_time or p_schedule.catch_up <> 'skip' then
             instants := array[p_due_at];
         else
             passed_from := p_due_at;
@@ -37,53 +40,54 @@ begin
 
     -- Several are due: those that are in time run, or with "all" as many as the cap allows, in order.
     v_at := case
-        when p_catch_up = 'all' or p_due_at >= v_in_time then p_due_at
-        else pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_in_time - interval '1 us')
+        when p_schedule.catch_up = 'all' or p_due_at >= v_in_time then p_due_at
+        else pgqueue._next_instant(p_schedule, v_in_time - interval '1 us')
     end;
-    while v_at <= p_now and cardinality(instants) < p_cap loop
+    while v_at <= p_now and cardinality(instants) < v_cap loop
         instants := instants || v_at;
-        v_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_at);
+        v_at := pgqueue._next_instant(p_schedule, v_at);
     end loop;
     if v_at <= p_now then
         -- There are more than the cap: the latest run.
         instants := '{}';
-        v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now);
-        while v_at is not null and cardinality(instants) < p_cap loop
+        v_at := pgqueue._last_instant(p_schedule, p_due_at, p_now);
+        while v_at is not null and cardinality(instants) < v_cap loop
             instants := v_at || instants;
-            v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, v_at - interval '1 us');
+            v_at := pgqueue._last_instant(p_schedule, p_due_at, v_at - interval '1 us');
         end loop;
-    elsif cardinality(instants) = 0 and p_catch_up = 'last' then
-        instants := array[pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now)];
+    elsif cardinality(instants) = 0 and p_schedule.catch_up = 'last' then
+        instants := array[pgqueue._last_instant(p_schedule, p_due_at, p_now)];
     end if;
     if cardinality(instants) = 0 or instants[1] > p_due_at then
         passed_from := p_due_at;
     end if;
-    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
+    next_at := pgqueue._next_instant(p_schedule, p_now);
 end
 $$;
 
--- The first instant after p_after by a parsed expression, or by an interval counted from an anchor.
-create or replace function pgqueue._next_instant(
-    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
-)
+-- The first instant of a schedule after p_after.
+create or replace function pgqueue._next_instant(p_schedule pgqueue.schedules, p_after timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe
 as $$
+declare
+    v_every constant numeric := extract(epoch from p_schedule.every);
+    v_spec constant bytea := case
+        when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression)
+    end;
 begin
-    if p_spec is not null then
-        return pgqueue._cron_next(p_spec, p_after, p_timezone);
+    if v_spec is not null then
+        return pgqueue._cron_next(v_spec, p_after, coalesce(p_schedule.timezone, p_schedule.declared_timezone));
     end if;
     -- In seconds and from the anchor: neither a late run nor a change of the clocks makes it drift.
-    return p_anchor + make_interval(secs => (
-        (floor(extract(epoch from p_after - p_anchor) / extract(epoch from p_every)) + 1) * extract(epoch from p_every)
+    return p_schedule.anchor + make_interval(secs => (
+        (floor(extract(epoch from p_after - p_schedule.anchor) / v_every) + 1) * v_every
     )::double precision);
 end
 $$;
 
 -- The last instant that is not after p_to; p_from is one. Null: p_to is before it.
-create or replace function pgqueue._last_instant(
-    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_from timestamptz, p_to timestamptz
-)
+create or replace function pgqueue._last_instant(p_schedule pgqueue.schedules, p_from timestamptz, p_to timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe
 as $$
@@ -99,14 +103,14 @@ begin
     -- Bisects: either the next instant after the middle is not beyond p_to, or the last one is not after the middle.
     while v_high - v_last > interval '1 s' loop
         v_middle := v_last + (v_high - v_last) / 2;
-        v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_middle);
+        v_next := pgqueue._next_instant(p_schedule, v_middle);
         if v_next <= p_to then
             v_last := v_next;
         else
             v_high := v_middle;
         end if;
     end loop;
-    v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_last);
+    v_next := pgqueue._next_instant(p_schedule, v_last);
     return case when v_next <= p_to then v_next else v_last end;
 end
 $$;
@@ -135,28 +139,17 @@ as $$
     limit 1
 $$;
 
--- The first instant of a schedule after p_after.
-create or replace function pgqueue._next_of_schedule(p_schedule pgqueue.schedules, p_after timestamptz)
-returns timestamptz
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select pgqueue._next_instant(
-        case when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression) end,
-        p_schedule.every, p_schedule.anchor, coalesce(p_schedule.timezone, p_schedule.declared_timezone), p_after
-    )
-$$;
-
--- Continues a schedule from p_now; returns when it is due next.
-create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
+-- When a schedule is due next. If what was due before has run, it continues from p_now.
+create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz, p_is_settled boolean)
 returns timestamptz
 language plpgsql
 as $$
 declare
-    v_next_at timestamptz := pgqueue._next_of_schedule(p_schedule, p_now);
+    v_next_at timestamptz := pgqueue._next_instant(p_schedule, p_now);
 begin
     insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, rule)
-    values (p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule));
+    select p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule)
+    where p_is_settled;
     return v_next_at;
 end
 $$;

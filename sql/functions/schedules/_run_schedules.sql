@@ -109,11 +109,8 @@ begin
         join pgqueue.schedules s on s.name = d.name
         left join lateral pgqueue._latest_plan(s.name, p_now) l on true
         cross join lateral pgqueue._schedule_turn(
-            case when s.expression is null then s.spec else pgqueue._cron_parse(s.expression) end,
-            s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at,
             -- A paused schedule is settled when it is resumed: runs that were due before the pause are owed.
-            least(p_now, s.paused_at), s.catch_up, case when s.overlap = 'skip' then 1 else s.catch_up_cap end,
-            l.rule is not distinct from pgqueue._schedule_rule(s)
+            s, d.due_at, least(p_now, s.paused_at), l.rule is not distinct from pgqueue._schedule_rule(s)
         ) t
     ),
     runs as materialized (

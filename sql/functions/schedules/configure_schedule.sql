@@ -12,44 +12,31 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_reset text[] := coalesce(configure_schedule.reset, '{}'::text[]);
-    v_before pgqueue.schedules;
-    v_after pgqueue.schedules;
+    v_schedule pgqueue.schedules;
     v_is_settled boolean;
-    v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_name('name', configure_schedule.name);
-    perform pgqueue._check_reset(v_reset, array['expression', 'timezone'], 'configure_schedule');
     if configure_schedule.expression is not null then
         perform pgqueue._cron_parse(configure_schedule.expression);
     end if;
     if configure_schedule.timezone is not null then
         perform pgqueue._check_timezone(configure_schedule.timezone);
     end if;
-    select s.* into v_before from pgqueue.schedules s where s.name = configure_schedule.name for update;
-    if not found then
-        return false;
-    end if;
-    v_is_settled := v_before.paused_at is null and pgqueue._settle_schedule(v_before);
-    update pgqueue.schedules s
-    set
-        expression = case when 'expression' <> all (v_reset) then coalesce(configure_schedule.expression, s.expression) end,
-        timezone = case when 'timezone' <> all (v_reset) then coalesce(configure_schedule.timezone, s.timezone) end
-    where s.name = configure_schedule.name
-    returning s.* into v_after;
-    if not pgqueue._audit_options(
-        'configure_schedule', 'name', configure_schedule.name, to_jsonb(v_before), to_jsonb(v_after)
+    select s.* into v_schedule from pgqueue.schedules s where s.name = configure_schedule.name for update;
+    v_is_settled := found and v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
+    if not pgqueue._configure(
+        'schedule', configure_schedule.name,
+        jsonb_build_object('expression', configure_schedule.expression, 'timezone', configure_schedule.timezone),
+        configure_schedule.reset
     ) then
         return false;
     end if;
-    if pgqueue._next_of_schedule(v_after, v_now) is null then
+    select s.* into v_schedule from pgqueue.schedules s where s.name = configure_schedule.name;
+    if pgqueue._plan_schedule(v_schedule, pgqueue._clock(), v_is_settled) is null then
         perform pgqueue._refuse(
-            'a schedule must have a next time', format('%s never comes.', quote_literal(v_after.expression)),
+            'a schedule must have a next time', format('%s never comes.', quote_literal(v_schedule.expression)),
             'Compare the day of month with the length of the month.'
         );
-    end if;
-    if v_is_settled then
-        perform pgqueue._plan_schedule(v_after, v_now);
     end if;
     return true;
 end

@@ -20,105 +20,77 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
-    v_every interval := make_interval(secs => extract(epoch from schedule.every)::double precision);
-    v_spec bytea;
+    v_declared jsonb := jsonb_build_object(
+        'declared_expression', schedule.expression, 'declared_timezone', schedule.timezone,
+        'every', make_interval(secs => extract(epoch from schedule.every)::double precision), 'catch_up', schedule.catch_up,
+        'catch_up_cap', schedule.catch_up_cap, 'overlap', schedule.overlap, 'jitter', schedule.jitter, 'task', schedule.task,
+        'args', schedule.args, 'queue', schedule.queue, 'priority', schedule.priority, 'max_attempts', schedule.max_attempts,
+        'expires_in', schedule.expires_in, 'headers', schedule.headers, 'tags', schedule.tags, 'retention', schedule.retention
+    );
     v_schedule pgqueue.schedules;
     v_after pgqueue.schedules;
+    v_is_written boolean;
     v_is_settled boolean := true;
-    v_options pgqueue.job_options;
+    v_options pgqueue.job_options := jsonb_populate_record(null::pgqueue.job_options, v_declared);
     v_next_at timestamptz;
     v_rule text;
 begin
     perform pgqueue._check_name('name', schedule.name);
-    v_options.task := schedule.task;
-    v_options.queue := schedule.queue;
-    v_options.priority := schedule.priority;
-    v_options.expires_in := schedule.expires_in;
-    v_options.max_attempts := schedule.max_attempts;
+    -- Not a JSON null for none.
     v_options.headers := schedule.headers;
-    v_options.tags := schedule.tags;
-    v_options.retention := schedule.retention;
     perform pgqueue._check_options(v_options);
     perform pgqueue._check_args(schedule.args);
     perform pgqueue._check_schedule(
         schedule.expression, schedule.every, schedule.timezone, schedule.catch_up, schedule.overlap, schedule.jitter,
         schedule.catch_up_cap
     );
-    if schedule.expression is not null then
-        v_spec := pgqueue._cron_parse(schedule.expression);
-    end if;
-    v_next_at := pgqueue._next_instant(v_spec, v_every, v_now, schedule.timezone, v_now);
-    if v_next_at is null then
+    v_declared := v_declared || jsonb_build_object(
+        'spec', case when schedule.expression is not null then pgqueue._cron_parse(schedule.expression) end
+    );
+    v_after := jsonb_populate_record(null::pgqueue.schedules, v_declared);
+    v_after.name := schedule.name;
+    v_after.anchor := v_now;
+    if pgqueue._next_instant(v_after, v_now) is null then
         perform pgqueue._refuse(
             'a schedule must have a next time', format('%s never comes.', quote_literal(schedule.expression)),
             'Compare the day of month with the length of the month.'
         );
     end if;
 
-    select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name for update;
-    v_after := v_schedule;
-    v_after.declared_expression := schedule.expression;
-    v_after.declared_timezone := schedule.timezone;
-    v_after.every := v_every;
-    if found and (
-        (v_schedule.catch_up, v_schedule.catch_up_cap) is distinct from (schedule.catch_up, schedule.catch_up_cap)
-        or pgqueue._schedule_rule(v_schedule) <> pgqueue._schedule_rule(v_after)
-    ) then
-        update pgqueue.schedules s
-        set (task, args, queue, priority, max_attempts, expires_in, headers, tags, retention) = (
-            schedule.task, schedule.args, schedule.queue, schedule.priority, schedule.max_attempts, schedule.expires_in,
-            schedule.headers, schedule.tags, schedule.retention
-        )
-        where s.name = schedule.name;
-        v_is_settled := v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
+    loop
+        insert into pgqueue.schedules select v_after.* on conflict (name) do nothing;
+        v_is_written := found;
+        select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name for update;
+        -- Not where unschedule() has removed it meanwhile.
+        exit when found;
+    end loop;
+    if not v_is_written then
+        v_after := jsonb_populate_record(v_schedule, v_declared);
+        if (v_schedule.catch_up, v_schedule.catch_up_cap) is distinct from (schedule.catch_up, schedule.catch_up_cap)
+            or pgqueue._schedule_rule(v_schedule) <> pgqueue._schedule_rule(v_after)
+        then
+            perform pgqueue._write_options(
+                'schedule', schedule.name,
+                v_declared - '{declared_expression,declared_timezone,every,spec,catch_up,catch_up_cap,overlap,jitter}'::text[], false
+            );
+            v_is_settled := v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
+        end if;
+        select w.is_written into v_is_written from pgqueue._write_options('schedule', schedule.name, v_declared, true) w;
+        v_schedule := v_after;
     end if;
-
-    insert into pgqueue.schedules as s (
-        name, declared_expression, declared_timezone, every, anchor, catch_up, catch_up_cap, overlap, jitter, task,
-        args, queue, priority, max_attempts, expires_in, headers, tags, retention, spec
-    )
-    values (
-        schedule.name, schedule.expression, schedule.timezone, v_every, v_now, schedule.catch_up,
-        schedule.catch_up_cap, schedule.overlap, schedule.jitter, schedule.task, schedule.args, schedule.queue,
-        schedule.priority, schedule.max_attempts, schedule.expires_in, schedule.headers, schedule.tags,
-        schedule.retention, v_spec
-    )
-    on conflict (name) do update
-    set (
-        declared_expression, declared_timezone, every, catch_up, catch_up_cap, overlap, jitter, task, args, queue, priority,
-        max_attempts, expires_in, headers, tags, retention, spec
-    ) = (
-        excluded.declared_expression, excluded.declared_timezone, excluded.every, excluded.catch_up,
-        excluded.catch_up_cap, excluded.overlap, excluded.jitter, excluded.task, excluded.args, excluded.queue,
-        excluded.priority, excluded.max_attempts, excluded.expires_in, excluded.headers, excluded.tags,
-        excluded.retention, excluded.spec
-    )
-    where (
-        s.declared_expression, s.declared_timezone, s.every, s.catch_up, s.catch_up_cap, s.overlap, s.jitter, s.task,
-        s.args, s.queue, s.priority, s.max_attempts, s.expires_in, s.headers, s.tags, s.retention, s.spec
-    ) is distinct from (
-        excluded.declared_expression, excluded.declared_timezone, excluded.every, excluded.catch_up,
-        excluded.catch_up_cap, excluded.overlap, excluded.jitter, excluded.task, excluded.args, excluded.queue,
-        excluded.priority, excluded.max_attempts, excluded.expires_in, excluded.headers, excluded.tags,
-        excluded.retention, excluded.spec
-    );
-    if found then
+    if v_is_written then
         perform pgqueue._audit(
             'schedule', jsonb_build_object('name', schedule.name, 'expression', schedule.expression, 'every', schedule.every)
         );
     end if;
 
-    select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name;
     select l.next_at, l.rule into v_next_at, v_rule from pgqueue._latest_plan(schedule.name, v_now) l;
     if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
         -- An operator's expression may be wrong. maintain reports that; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
         -- If a run that was due could not start, or waits for the end of a pause, its plan stays the newest one.
-        v_next_at := case
-            when v_is_settled then pgqueue._plan_schedule(v_schedule, v_now)
-            else pgqueue._next_of_schedule(v_schedule, v_now)
-        end;
+        v_next_at := pgqueue._plan_schedule(v_schedule, v_now, v_is_settled);
     end if;
     return v_next_at;
 end
