@@ -116,91 +116,66 @@ end
 $$;
 
 -- The live jobs of a key, or of a queue in these states, by their indexes. Null: those have more than p_most entries, with the
--- ones of other queues.
+-- ones of other queues. Only indexes whose states are asked for are opened; the text of the statement is chosen among these.
 create or replace function pgqueue._live_candidates(p_queue text, p_key text, p_states pgqueue.job_state[], p_most integer)
 returns bigint[]
 language plpgsql stable parallel safe
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
-begin
-    if p_key is null then
-        return (
-            select coalesce(array_agg(c.id) filter (where p_queue is null or c.queue = p_queue), '{}')
-            from (
-                (
-                    select j.id, j.queue
-                    from pgqueue.jobs j
-                    where p_states && '{waiting,failed}' and j.state in ('waiting', 'failed') and j.queue = p_queue
-                    order by j.queue, j.priority, j.resumed, j.ready_at, j.id
-                    limit p_most + 1
-                )
-                union all
-                (
-                    select j.id, j.queue
-                    from pgqueue.jobs j
-                    where 'blocked' = any (p_states) and pgqueue._holds_position(j) and j.queue = p_queue
-                    order by j.queue, j.key, j.id
-                    limit p_most + 1
-                )
-                union all
-                (
-                    select j.id, j.queue
-                    from pgqueue.jobs j
-                    where 'blocked' = any (p_states) and j.state = 'blocked' and j.blocked_on is not null
-                    order by j.blocked_on, j.priority desc, j.ready_at, j.id
-                    limit p_most + 1
-                )
-                union all
-                (
-                    select j.id, j.queue
-                    from pgqueue.jobs j
-                    where 'executing' = any (p_states) and j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
-                    order by j.lease_expires_at, j.id
-                    limit p_most + 1
-                )
-                limit p_most + 1
-            ) c
-            having count(*) <= p_most
-        );
-    end if;
-    return (
-        select coalesce(array_agg(c.id), '{}')
+declare
+    v_arms constant text := (
+        select string_agg(
+            format('(select %s as id, x.queue from pgqueue.jobs x where %s limit $3 + 1)', a.ids, a.rows), ' union all '
+        )
         from (
-            (
-                select j.id
-                from pgqueue.jobs j
-                where pgqueue._is_new_of_key(j) and j.queue = p_queue and j.key = p_key
-                order by j.queue, j.key, j.id
-                limit p_most + 1
-            )
-            union all
-            (
-                select j.id
-                from pgqueue.jobs j
-                where pgqueue._holds_position(j) and j.queue = p_queue and j.key = p_key
-                order by j.queue, j.key, j.id
-                limit p_most + 1
-            )
-            union all
-            (
-                select j.id
-                from pgqueue.jobs j
-                where j.key is not null and j.blocked_on = '@parents' and j.queue = p_queue and j.key = p_key
-                order by j.queue, j.key, j.id
-                limit p_most + 1
-            )
-            union all
-            (
-                -- One of a key executes, with its batch.
-                select unnest(j.id || j.followers)
-                from pgqueue.jobs j
-                where j.key is not null and j.state = 'executing'
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = p_queue and j.key = p_key
-            )
-            limit p_most + 1
-        ) c
-        having count(*) <= p_most
+            values
+                (
+                    false, '{waiting,failed}'::pgqueue.job_state[], 'x.id',
+                    $x$x.state in ('waiting', 'failed') and x.queue = $1
+                    order by x.queue, x.priority, x.resumed, x.ready_at, x.id$x$
+                ),
+                (false, '{blocked}', 'x.id', 'pgqueue._holds_position(x) and x.queue = $1 order by x.queue, x.key, x.id'),
+                (
+                    false, '{blocked}', 'x.id',
+                    $x$x.state = 'blocked' and x.blocked_on is not null
+                    order by x.blocked_on, x.priority desc, x.ready_at, x.id$x$
+                ),
+                (
+                    false, '{executing}', 'x.id',
+                    $x$x.state = 'executing' and x.lease_expires_at >= pgqueue._lease_head() order by x.lease_expires_at, x.id$x$
+                ),
+                (
+                    true, p_states, 'x.id',
+                    'pgqueue._is_new_of_key(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'
+                ),
+                (
+                    true, p_states, 'x.id',
+                    'pgqueue._holds_position(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'
+                ),
+                (
+                    true, p_states, 'x.id',
+                    $x$x.key is not null and x.blocked_on = '@parents' and x.queue = $1 and x.key = $2
+                    order by x.queue, x.key, x.id$x$
+                ),
+                (
+                    -- One of a key executes, with its batch.
+                    true, p_states, 'unnest(x.id || x.followers)',
+                    $x$x.key is not null and x.state = 'executing' and (x.leader is null or x.leader = x.id)
+                    and x.queue = $1 and x.key = $2$x$
+                )
+        ) a (is_of_key, states, ids, rows)
+        where a.is_of_key = (p_key is not null) and a.states && p_states
     );
+    v_ids bigint[];
+begin
+    execute format(
+        $x$
+        select coalesce(array_agg(c.id) filter (where $1 is null or c.queue = $1), '{}')
+        from (%s limit $3 + 1) c
+        having count(*) <= $3
+        $x$,
+        v_arms
+    ) into v_ids using p_queue, p_key, p_most;
+    return v_ids;
 end
 $$;
