@@ -60,14 +60,13 @@ def test_a_job_that_is_claimed_between_check_and_lock_runs(database: Database) -
     gate.run("select pg_advisory_lock(1)")
     conn.execute(
         "create function public.stop() returns void language sql as 'select pg_advisory_xact_lock(1)';"
-        "create function pgqueue._find_and_stop(jsonb, jsonb, integer, integer, out live_ids bigint[],"
-        ' out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[], out next_after jsonb)'
+        "create function pgqueue._find_and_stop(pgqueue.job_filter, boolean, bigint, integer, integer,"
+        " out matches pgqueue.found_job[], out next_id bigint, out is_cut boolean)"
         " language plpgsql as $$ begin"
-        " select f.* into live_ids, ended_ids, granularities, kept_untils, next_after"
-        " from pgqueue._find_as_it_is($1, $2, $3, $4) f;"
+        " select f.* into matches, next_id, is_cut from pgqueue._find_as_it_is($1, $2, $3, $4, $5) f;"
         " perform public.stop(); end $$;"
-        "alter function pgqueue._find_jobs rename to _find_as_it_is;"
-        "alter function pgqueue._find_and_stop rename to _find_jobs"
+        "alter function pgqueue._search_by_id rename to _find_as_it_is;"
+        "alter function pgqueue._find_and_stop rename to _search_by_id"
     )
     deleted = deleting.start("select changed, passed_over from pgqueue.delete_many(job_ids => %s)", [[job_id]])
     wait_until(lambda: deleting.waits_behind(gate))

@@ -16,7 +16,7 @@ declare
     v_position record;
     v_count bigint;
 begin
-    v_count := cardinality(pgqueue._delete_jobs(array[delete.job_id]))::bigint;
+    v_count := pgqueue._delete_jobs(array[delete.job_id]);
     if v_count = 0 then
         select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
         if found then
@@ -30,9 +30,9 @@ $$;
 comment on function pgqueue.delete(bigint) is
     'Delete a job that is not executing, or its row in history, and free its dedupe key. False: there is no such job, or it is executing.';
 
--- Deletes the jobs among these that are not executing, waiting for locked ones, and returns their ids.
+-- Deletes the jobs among these that are not executing, waiting for locked ones, and returns how many.
 create or replace function pgqueue._delete_jobs(p_ids bigint[])
-returns bigint[]
+returns bigint
 language plpgsql
 as $$
 declare
@@ -62,15 +62,10 @@ begin
             filter (where g.has_steps and g.followers is not null) as leaders
     into v_gone
     from gone g;
-    perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
-    perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
-    delete from pgqueue.job_logs l where l.job_id = any (v_gone.ids);
+    perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
     -- A later statement: its snapshot shows the jobs that are blocked behind these.
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
-    end if;
-    if v_gone.children is not null then
-        perform pgqueue._drop_dependencies(v_gone.children, false);
     end if;
     if v_gone.stepped is not null then
         perform pgqueue._inherit_steps(l.id, l.followers) from unnest(v_gone.leaders) l;
@@ -82,7 +77,7 @@ begin
     if v_gone.ids <> '{}' and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, 'deleted');
     end if;
-    return v_gone.ids;
+    return cardinality(v_gone.ids)::bigint;
 end
 $$;
 
@@ -111,29 +106,23 @@ begin
         array_agg(g.id) filter (where g.depends_on is not null) as children
     into v_gone
     from gone g;
-    perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
-    perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
-    delete from pgqueue.job_logs l where l.job_id = any (v_gone.ids);
-    if v_gone.children is not null then
-        perform pgqueue._drop_dependencies(v_gone.children, false);
-    end if;
+    perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
     return v_gone.number;
 end
 $$;
 
--- Frees the dedupe keys of these jobs, also within their dedupe_for.
-create or replace function pgqueue._free_dedupe_keys(p_ids bigint[])
+-- What goes with deleted jobs: their logs, their dedupe keys, also within their dedupe_for, and what says that they depend on
+-- others. A trace stays of those that history would not have kept.
+create or replace function pgqueue._forget_deleted(p_ids bigint[], p_unkept bigint[], p_dedupe_ids bigint[], p_children bigint[])
 returns void
 language plpgsql
 as $$
 begin
-    if p_ids is null then
-        return;
-    end if;
+    perform pgqueue._leave_traces(p_unkept, 'deleted');
     -- Skips a key that an enqueue has locked: it takes the key over for its own job.
     with held as materialized (
         select l.place
-        from unnest(p_ids) w (id)
+        from unnest(p_dedupe_ids) w (id)
         cross join lateral (
             select d.ctid as place
             from pgqueue.dedupe_keys d
@@ -144,5 +133,9 @@ begin
     delete from pgqueue.dedupe_keys d
     using held h
     where d.ctid = h.place;
+    delete from pgqueue.job_logs l where l.job_id = any (p_ids);
+    if p_children is not null then
+        perform pgqueue._drop_dependencies(p_children, false);
+    end if;
 end
 $$;

@@ -17,16 +17,12 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk(
-        'retry_many',
-        jsonb_build_object(
-            'queue', retry_many.queue, 'task', retry_many.task, 'key', retry_many.key, 'state', retry_many.state,
-            'created_after', retry_many.created_after, 'created_before', retry_many.created_before,
-            'finished_after', retry_many.finished_after, 'finished_before', retry_many.finished_before,
-            'everything', retry_many.everything, 'group_id', retry_many.group_id
-        ),
-        retry_many.job_ids, retry_many.max_jobs, retry_many.after
-    ) b
+    from (
+        select retry_many.queue, retry_many.task, retry_many.key, retry_many.state, retry_many.created_after,
+            retry_many.created_before, retry_many.finished_after, retry_many.finished_before, retry_many.everything,
+            retry_many.group_id
+    ) a
+    cross join lateral pgqueue._bulk('retry_many', to_jsonb(a), retry_many.job_ids, retry_many.max_jobs, retry_many.after) b
 $$;
 
 comment on function pgqueue.retry_many is
@@ -35,7 +31,7 @@ comment on function pgqueue.retry_many is
 
 -- A job that was ever reserved does not wait for its parents again: see _block_again.
 create or replace function pgqueue._parents_first(
-    p_found bigint[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
+    p_found pgqueue.found_job[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
     out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
 language plpgsql stable parallel safe
@@ -43,7 +39,7 @@ as $$
 begin
     with recursive locked as materialized (
         select f.id
-        from (select u.id from unnest(p_found) u (id) except select u.id from unnest(p_ids) u (id)) f
+        from (select u.id from unnest(p_found) u except select u.id from unnest(p_ids) u (id)) f
         cross join lateral (
             -- A group comes back with its members.
             select from pgqueue.history h

@@ -1,7 +1,7 @@
 -- update_many: changes what update_job changes, of many jobs that a filter fits.
 --
--- Finds jobs without locks, then locks them in the order of their ids (FOR UPDATE SKIP LOCKED), and never waits. See
--- _update_jobs.
+-- Finds jobs without locks, then locks them in the order of their ids (FOR UPDATE SKIP LOCKED), and never waits. See _bulk
+-- and _update_jobs.
 
 create or replace function pgqueue.update_many(
     filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,
@@ -17,11 +17,7 @@ declare
         update_many.args, update_many.run_at, update_many.priority, update_many.queue, update_many.limit_key
     );
     v_filter pgqueue.job_filter;
-    v_found record;
-    v_live bigint[];
-    v_ids bigint[];
 begin
-    perform pgqueue._require_read_committed('update_many');
     if (case jsonb_typeof(update_many.filter) when 'object' then update_many.filter - 'states' = '{}' end) then
         perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.');
     end if;
@@ -33,23 +29,12 @@ begin
         end || update_many.filter,
         update_many.max_jobs, 50000
     );
-    select f.matches, f.next_id into v_found
-    from pgqueue._search_by_id(v_filter, true, (update_many.after ->> 'id')::bigint, update_many.max_jobs, 50000) f;
-    v_live := array(select m.id from unnest(v_found.matches) m where m.granularity is null order by m.id);
-    select array_agg(l.id) into v_ids
-    from unnest(v_live) w (id)
-    cross join lateral (
-        select j.id
-        from pgqueue.jobs j
-        where j.id = w.id and j.state in ('waiting', 'blocked', 'failed') and j.task <> '@group' and j.has_steps is not true
-            and (j.attempts = 0 or v_changes - 'args' = '{}')
-        for update skip locked
-    ) l;
-    changed := coalesce(pgqueue._update_jobs(v_ids, v_changes), 0);
-    passed_over := cardinality(v_found.matches) - changed;
-    next_after := case when v_found.next_id is not null then jsonb_build_object('id', v_found.next_id) end;
-    perform pgqueue._audit('update_many', pgqueue._without_args(v_changes) || jsonb_build_object('filter', update_many.filter), changed);
-    return next;
+    return query
+    select a.changed, a.passed_over, a.next_after
+    from pgqueue._act(
+        'update_many', v_filter, pgqueue._without_args(v_changes) || jsonb_build_object('filter', update_many.filter), v_changes,
+        update_many.max_jobs, update_many.after
+    ) a;
 end
 $$;
 
