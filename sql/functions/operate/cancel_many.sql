@@ -14,15 +14,11 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk(
-        'cancel_many',
-        jsonb_build_object(
-            'queue', cancel_many.queue, 'task', cancel_many.task, 'key', cancel_many.key, 'state', cancel_many.state,
-            'created_after', cancel_many.created_after, 'created_before', cancel_many.created_before,
-            'everything', cancel_many.everything, 'group_id', cancel_many.group_id
-        ),
-        cancel_many.job_ids, cancel_many.max_jobs, cancel_many.after
-    ) b
+    from (
+        select cancel_many.queue, cancel_many.task, cancel_many.key, cancel_many.state, cancel_many.created_after,
+            cancel_many.created_before, cancel_many.everything, cancel_many.group_id
+    ) a
+    cross join lateral pgqueue._bulk('cancel_many', to_jsonb(a), cancel_many.job_ids, cancel_many.max_jobs, cancel_many.after) b
 $$;
 
 comment on function pgqueue.cancel_many is

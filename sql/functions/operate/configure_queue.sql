@@ -19,16 +19,12 @@ as $$
         having not bool_or(a.is_fair)
     ) l
     where configure_queue.fair_by is not null;
-    select pgqueue._configure(
-        'queue', configure_queue.queue,
-        jsonb_build_object(
-            'priority', configure_queue.priority, 'weight', configure_queue.weight,
-            'retention_succeeded', configure_queue.retention_succeeded,
-            'retention_cancelled', configure_queue.retention_cancelled, 'retention_dead', configure_queue.retention_dead,
-            'retry_budget', configure_queue.retry_budget, 'fair_by', configure_queue.fair_by
-        ),
-        configure_queue.reset
-    )
+    select pgqueue._configure('queue', configure_queue.queue, to_jsonb(o), configure_queue.reset)
+    from (
+        select configure_queue.priority, configure_queue.weight, configure_queue.retention_succeeded,
+            configure_queue.retention_cancelled, configure_queue.retention_dead, configure_queue.retry_budget,
+            configure_queue.fair_by
+    ) o
 $$;
 
 comment on function pgqueue.configure_queue(

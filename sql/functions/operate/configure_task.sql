@@ -17,21 +17,14 @@ returns boolean
 language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select pgqueue._configure(
-        'task', configure_task.task,
-        jsonb_build_object(
-            'queue', configure_task.queue, 'priority', configure_task.priority, 'max_attempts', configure_task.max_attempts,
-            'retry_policy', configure_task.retry_policy, 'retry_delay', configure_task.retry_delay,
-            'retry_jitter', configure_task.retry_jitter, 'expires_in', configure_task.expires_in,
-            'retention_succeeded', configure_task.retention_succeeded,
-            'retention_cancelled', configure_task.retention_cancelled, 'retention_dead', configure_task.retention_dead,
-            'retry_cap', configure_task.retry_cap, 'retry_delays', configure_task.retry_delays,
-            'retry_queue', configure_task.retry_queue, 'accumulate', configure_task.accumulate,
-            'batch_size', configure_task.batch_size, 'timeout', configure_task.timeout,
-            'max_crashes', configure_task.max_crashes, 'store_result', configure_task.store_result
-        ),
-        configure_task.reset
-    )
+    select pgqueue._configure('task', configure_task.task, to_jsonb(o), configure_task.reset)
+    from (
+        select configure_task.queue, configure_task.priority, configure_task.max_attempts, configure_task.retry_policy,
+            configure_task.retry_delay, configure_task.retry_jitter, configure_task.expires_in,
+            configure_task.retention_succeeded, configure_task.retention_cancelled, configure_task.retention_dead,
+            configure_task.retry_cap, configure_task.retry_delays, configure_task.retry_queue, configure_task.accumulate,
+            configure_task.batch_size, configure_task.timeout, configure_task.max_crashes, configure_task.store_result
+    ) o
 $$;
 
 comment on function pgqueue.configure_task is

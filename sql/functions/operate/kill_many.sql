@@ -13,15 +13,11 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk(
-        'kill_many',
-        jsonb_build_object(
-            'queue', kill_many.queue, 'task', kill_many.task, 'key', kill_many.key, 'state', kill_many.state,
-            'created_after', kill_many.created_after, 'created_before', kill_many.created_before,
-            'everything', kill_many.everything
-        ),
-        kill_many.job_ids, kill_many.max_jobs, kill_many.after
-    ) b
+    from (
+        select kill_many.queue, kill_many.task, kill_many.key, kill_many.state, kill_many.created_after,
+            kill_many.created_before, kill_many.everything
+    ) a
+    cross join lateral pgqueue._bulk('kill_many', to_jsonb(a), kill_many.job_ids, kill_many.max_jobs, kill_many.after) b
 $$;
 
 comment on function pgqueue.kill_many is

@@ -13,14 +13,12 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk(
-        'run_now_many',
-        jsonb_build_object(
-            'queue', run_now_many.queue, 'task', run_now_many.task, 'key', run_now_many.key,
-            'state', run_now_many.state, 'created_after', run_now_many.created_after,
-            'created_before', run_now_many.created_before, 'everything', run_now_many.everything
-        ),
-        run_now_many.job_ids, run_now_many.max_jobs, run_now_many.after
+    from (
+        select run_now_many.queue, run_now_many.task, run_now_many.key, run_now_many.state, run_now_many.created_after,
+            run_now_many.created_before, run_now_many.everything
+    ) a
+    cross join lateral pgqueue._bulk(
+        'run_now_many', to_jsonb(a), run_now_many.job_ids, run_now_many.max_jobs, run_now_many.after
     ) b
 $$;
 

@@ -71,7 +71,8 @@ begin
         then
             perform pgqueue._write_options(
                 'schedule', schedule.name,
-                v_declared - '{declared_expression,declared_timezone,every,spec,catch_up,catch_up_cap,overlap,jitter}'::text[], false
+                v_declared - '{declared_expression,declared_timezone,every,spec,catch_up,catch_up_cap,overlap,jitter}'::text[],
+                false
             );
             v_is_settled := v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
         end if;
