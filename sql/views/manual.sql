@@ -5,13 +5,9 @@ select
     p.proname::text as name,
     pg_get_function_arguments(p.oid) as arguments,
     pg_get_function_result(p.oid) as returns,
-    btrim(regexp_replace(d.description, '\s*select [^;]*;\s*', ' ')) as what_it_does,
+    btrim(regexp_replace(regexp_replace(d.description, ' \[[a-z, ]+\]$', ''), '\s*select [^;]*;\s*', ' ')) as what_it_does,
     substring(d.description from 'select [^;]*;') as example,
-    array(
-        select k.kind
-        from unnest(array['producer', 'worker', 'reader', 'operator']) k (kind)
-        where p.proname = any (pgqueue._functions_of(k.kind))
-    ) as who_may
+    coalesce(pgqueue._who_may_call(p.oid), '{}') as who_may
 from pg_proc p
 cross join lateral (select obj_description(p.oid, 'pg_proc') as description) d
 where p.pronamespace = 'pgqueue'::regnamespace

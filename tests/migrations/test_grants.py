@@ -100,7 +100,7 @@ READER = (
         "next_attempts",
         "_schedule_rule",
         "_executing_jobs",
-        "_functions_of",
+        "_who_may_call",
     }
 )
 OPERATING = (

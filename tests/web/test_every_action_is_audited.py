@@ -205,8 +205,7 @@ def test_each_function_of_an_operator_has_a_case_and_a_way(conn: psycopg.Connect
             and p.proname !~ '^_'
             and p.provolatile = 'v'
             -- What producers and workers call is the queue's own work.
-            and p.proname <> all (pgqueue._functions_of('producer') || pgqueue._functions_of('worker'))
-            and p.proname <> all (pgqueue._functions_of('reader'))
+            and coalesce(pgqueue._who_may_call(p.oid) = '{operator}', true)
         """
     ).fetchall()
     functions = {row[0] for row in rows}

@@ -152,7 +152,7 @@ comment on function pgqueue.exchange(
     'nothing was stored, its lease is extended, report it again. Jobs that were completed have no row. '
     'unclaimed, last: the claim failed, for the reason in note, and the rest is stored. '
     'Call it in a separate transaction and commit at once: what it locks is held until then. '
-    'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]);';
+    'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]); [worker]';
 
 -- What a row of exchange has of a job that it did not claim.
 create or replace function pgqueue._no_claimed_job(p_id bigint, p_reservation bigint, p_lease_expires_at timestamptz)

@@ -166,7 +166,7 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'strategy: weighted (each slot draws a queue by its weight, from weights or from pgqueue.queues; where all weights are equal, '
     'the highest priority over all queues goes first), strict (queues in the order given), lag (the queue whose oldest due job '
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
-    'select * from pgqueue.reserve(''my-worker'', 10);';
+    'select * from pgqueue.reserve(''my-worker'', 10); [worker]';
 
 -- Returns whether each slot draws its queue; null: if one of the queues has a weight. With equal weights none does: the highest
 -- priority over all queues goes first.

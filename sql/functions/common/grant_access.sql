@@ -101,14 +101,10 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_function regprocedure;
     v_grant record;
     v_right text;
 begin
-    for v_function in select p.oid::regprocedure from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace loop
-        execute format('revoke all on function %s from public', v_function);
-    end loop;
-
+    revoke all on all routines in schema pgqueue from public;
     perform pgqueue._follow_roles();
     -- Skips a role that no longer exists, also if another has its name now; its row stays until revoke_access.
     for v_grant in
@@ -122,11 +118,12 @@ begin
             execute format('revoke update on pgqueue.settings from %I', v_grant.role);
         end if;
         for v_right in
-            select 'usage on schema pgqueue'
+            -- A worker compares due times with the clock, and the time is no secret.
+            select r.right from unnest('{usage on schema pgqueue,execute on function pgqueue._clock()}'::text[]) r ("right")
             union all
             select 'execute on function ' || p.oid::regprocedure
             from pg_proc p
-            where p.pronamespace = 'pgqueue'::regnamespace and p.proname = any (pgqueue._functions_of(v_grant.kind))
+            where p.pronamespace = 'pgqueue'::regnamespace and v_grant.kind = any (pgqueue._who_may_call(p.oid))
             union all
             select 'select on pgqueue.' || t.name
             from unnest('{queues,tasks,settings,workers,limits,pauses,breakers,shares,samples,audit,schedules}'::text[]) t (name)
@@ -174,47 +171,14 @@ as $$
     where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped and a.attname <> p_but
 $$;
 
--- Which functions each kind of role may call; operators may call all of these.
-create or replace function pgqueue._functions_of(p_kind text)
+-- The kinds of roles that may call a function: those that stand in brackets at the end of its comment, and operators. Null: the
+-- owner alone, for it is private, or runs with the rights of its caller.
+create or replace function pgqueue._who_may_call(p_function oid)
 returns text[]
-language sql immutable parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select array_agg(n.name)
-    from (
-        values
-            (
-                '{producer}'::text[],
-                '{enqueue,enqueue_many,enqueue_outcome,enqueue_batch,enqueue_all,open_group,close_group,stage,enqueue_staged}'::text[]
-            ),
-            ('{producer,worker}', '{emit_event}'),
-            (
-                '{worker}',
-                '{reserve,complete,complete_many,fail,fail_many,exchange,extend,release,release_unheld,held_by,snooze,started,
-                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,write_log,spent,throttle,throttled,paused_of,hold,is_wanted,claim_name,hello,beat,
-                bye,idle,awake,worker_command,maintain,declare_task,schedule}'
-            ),
-            -- Not for producers: ids are easy to guess.
-            ('{worker,reader}', '{outcome,next_attempts,parents,children,steps,members,group_progress}'),
-            -- They read no table: cron_next() helps to write an expression, legible() to read values that are not in UTF-8.
-            ('{worker,reader}', '{cron_next,legible}'),
-            (
-                '{reader}',
-                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,dead_lines,retry_fates,
-                queue_facets,doctor,why_late,job_log}'
-            ),
-            -- For producers that slow down while a queue is long.
-            ('{producer,worker,reader}', '{depth,wanted,version}'),
-            -- A worker compares due times with the clock, and the time is no secret.
-            ('{producer,worker,reader}', '{_clock}'),
-            (
-                '{}',
-                '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
-                release_from_parents,delete,run_now_many,kill_many,ask_stack,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
-                configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,kill_worker,
-                set_limit,drop_limit,set_share,set_breaker,remove_breaker}'
-            )
-    ) f (kinds, names)
-    cross join unnest(f.names) n (name)
-    where p_kind = any (f.kinds || 'operator'::text)
+    select string_to_array(substring(obj_description(p.oid, 'pg_proc') from '\[([a-z, ]+)\]$'), ', ') || 'operator'::text
+    from pg_proc p
+    where p.oid = p_function and p.prosecdef and not starts_with(p.proname, '_')
 $$;

@@ -27,4 +27,4 @@ $$;
 
 comment on function pgqueue.legible(jsonb) is
     'A value that a client can read in UTF-8. Where the database is of another encoding and the value has bytes that UTF-8 cannot have, '
-    'each of its characters that is not ASCII is a question mark. select pgqueue.legible(to_jsonb(j)) from pgqueue.all_jobs j;';
+    'each of its characters that is not ASCII is a question mark. select pgqueue.legible(to_jsonb(j)) from pgqueue.all_jobs j; [worker, reader]';

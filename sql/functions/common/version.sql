@@ -11,4 +11,4 @@ $$;
 
 comment on function pgqueue.version() is
     'The version of pgqueue that loaded these functions, the revision of the tables, the digest of the functions, '
-    'and oldest_client: the revision of the oldest pgqueue whose workers and producers they serve.';
+    'and oldest_client: the revision of the oldest pgqueue whose workers and producers they serve. [producer, worker, reader]';

@@ -22,4 +22,4 @@ $$;
 
 comment on function pgqueue.complete(bigint, bigint, jsonb) is
     'Report that a job succeeded, and move it to history with its result. False when the reservation is no longer held; then nothing was changed. '
-    'In the same transaction as the writes of the job, both are committed, or neither is.';
+    'In the same transaction as the writes of the job, both are committed, or neither is. [worker]';

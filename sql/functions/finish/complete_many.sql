@@ -36,4 +36,4 @@ end
 $$;
 
 comment on function pgqueue.complete_many(bigint[], bigint[], jsonb[]) is
-    'complete() for many jobs at once. Returns the ids whose reservations were no longer held; usually none.';
+    'complete() for many jobs at once. Returns the ids whose reservations were no longer held; usually none. [worker]';

@@ -53,4 +53,4 @@ comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text,
     'Report that an attempt failed. Returns the new state: failed (it will be retried), dead (out of attempts, or retry => false) or cancelled '
     '(it was asked to cancel, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
     'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: the delay until the retry, instead of that of a policy. '
-    'policy: the policy for this failure, instead of the job''s and the task''s.';
+    'policy: the policy for this failure, instead of the job''s and the task''s. [worker]';

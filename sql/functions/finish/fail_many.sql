@@ -38,7 +38,7 @@ $$;
 comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[]) is
     'fail() for many jobs at once, with an array for each argument of fail(). Returns a row for each, in order: its new state, null when its '
     'reservation is no longer held. policy_error: why its retry_in or policy could not be applied (out of bounds, not one of '
-    'its task): then its own policy decided, and its errors record that.';
+    'its task): then its own policy decided, and its errors record that. [worker]';
 
 -- The arrays of fail_many() and exchange() as one.
 create or replace function pgqueue._failures(

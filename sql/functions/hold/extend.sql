@@ -100,7 +100,7 @@ $$;
 comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
     'Extend leases; started: which of the jobs have a running handler (see started()). Returns the jobs that are still held, until when, and which of them '
     'are asked to cancel; a job that is not returned is lost: stop working on it. lease_expires_at is null where another session has locked the '
-    'row of a job whose lease had lapsed: nothing is granted, so call again soon. Commit at once.';
+    'row of a job whose lease had lapsed: nothing is granted, so call again soon. Commit at once. [worker]';
 
 -- Until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.
 create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)

@@ -47,4 +47,4 @@ $$;
 comment on function pgqueue.held_by(text, interval) is
     'The jobs that execute under the name of a worker, with their reservations; for a batch, its leader. '
     'A job that the worker does not know was in a reply that was lost: give it back with release(). '
-    'handed_within: only those that were handed to it in that time, except the last 500 ms: see idle().';
+    'handed_within: only those that were handed to it in that time, except the last 500 ms: see idle(). [worker]';

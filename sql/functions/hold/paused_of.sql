@@ -27,4 +27,4 @@ $$;
 
 comment on function pgqueue.paused_of(bigint[]) is
     'Which of these jobs belong to a paused or throttled queue, task or limit_key, or to a limit that was set after they were claimed. A worker that has claimed such a job and not started it gives it back. '
-    'select * from pgqueue.paused_of(array[17, 18]);';
+    'select * from pgqueue.paused_of(array[17, 18]); [worker]';

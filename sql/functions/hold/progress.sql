@@ -51,4 +51,4 @@ $$;
 
 comment on function pgqueue.progress(bigint, bigint, double precision, double precision, text) is
     'Record how far a job has come: done of total (null: not known), and a note of up to 1000 characters. all_jobs shows it. '
-    'False when the reservation is no longer held; then nothing was changed.';
+    'False when the reservation is no longer held; then nothing was changed. [worker]';

@@ -46,7 +46,7 @@ $$;
 
 comment on function pgqueue.release(bigint[], bigint[], interval) is
     'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were no longer held. '
-    'A job whose row another session has locked stays reserved: held_by() lists it; release it again, or leave it to its lease.';
+    'A job whose row another session has locked stays reserved: held_by() lists it; release it again, or leave it to its lease. [worker]';
 
 -- Refuses delays that are null, negative or very long.
 create or replace function pgqueue._check_delay(p_delay interval)

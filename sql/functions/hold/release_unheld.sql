@@ -50,4 +50,4 @@ $$;
 
 comment on function pgqueue.release_unheld(text, bigint[], bigint[], boolean) is
     'Give back, uncounted, the jobs that are reserved for the worker and missing in this list. Returns their ids. '
-    'died: they belong to a former process of that name, which is dead, and count as lost.';
+    'died: they belong to a former process of that name, which is dead, and count as lost. [worker]';

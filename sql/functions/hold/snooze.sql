@@ -20,7 +20,7 @@ end
 $$;
 
 comment on function pgqueue.snooze(bigint, bigint, interval) is
-    'Defer a job by delay; the attempt does not count. False when the reservation is no longer held.';
+    'Defer a job by delay; the attempt does not count. False when the reservation is no longer held. [worker]';
 
 -- Locks the row of a job for a call from its handler, FOR UPDATE if the call gives the job back. False: the lease is lost.
 create or replace function pgqueue._lock_held(p_job_id bigint, p_reservation bigint, p_update boolean)

@@ -29,7 +29,7 @@ $$;
 comment on function pgqueue.spent(bigint, bigint, integer) is
     'Say how many units a job has taken, in place of its cost: the difference counts under each of its limits with a rate. Call it once, after the run and before the job ends. Takes no lock. '
     'A bucket may fall below zero by it; nothing of it starts until it is filled again. False when the reservation is no longer held. '
-    'select pgqueue.spent(17, 1048577, 1830);';
+    'select pgqueue.spent(17, 1048577, 1830); [worker]';
 
 -- Adds units to what the limits of a job have counted for it. A rate without a burst counts them at its start.
 create or replace function pgqueue._settle(p_job pgqueue.jobs, p_units bigint)

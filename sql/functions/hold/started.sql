@@ -42,4 +42,4 @@ $$;
 
 comment on function pgqueue.started(bigint[], bigint[]) is
     'Report that the handlers of these jobs run from now on. If the worker is gone (no beat()) when a lease lapses, that counts as a crash, '
-    'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were no longer held.';
+    'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were no longer held. [worker]';

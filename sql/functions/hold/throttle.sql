@@ -19,4 +19,4 @@ $$;
 
 comment on function pgqueue.throttle(text, text, interval, text) is
     'Start nothing of a task, a limit_key (target* for each that begins with target) or a queue for a time, at most pgqueue.settings.throttle_most. The longest throttle counts. resume() with the source throttle ends it. '
-    'False: it was throttled for at least as long already. select pgqueue.throttle(''limit_key'', ''api.example.com'', ''30 s'', ''429'');';
+    'False: it was throttled for at least as long already. select pgqueue.throttle(''limit_key'', ''api.example.com'', ''30 s'', ''429''); [worker]';

@@ -63,4 +63,4 @@ $$;
 comment on function pgqueue.throttled(bigint, bigint, interval, text, text) is
     'Give a job back without using an attempt, because a service told its handler to come back after delay, and start nothing of its limit_key before then (of its task if it has none; or as kind says). '
     'Returns throttled. If the job has only been throttled for 24 hours, the attempt fails instead, and the state of fail() is returned. Null: the reservation is no longer held. delay is at most pgqueue.settings.throttle_most. '
-    'select pgqueue.throttled(17, 1048577, ''30 s'', reason => ''429'');';
+    'select pgqueue.throttled(17, 1048577, ''30 s'', reason => ''429''); [worker]';

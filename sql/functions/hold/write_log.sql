@@ -32,4 +32,4 @@ $$;
 
 comment on function pgqueue.write_log(jsonb) is
     'Store log lines of jobs, at most 10,000 in one call and 1,024 characters a line; about once a second for all jobs of a worker. Returns how many were stored. '
-    'select pgqueue.write_log(''[{"job_id": 17, "attempt": 1, "level": "INFO", "line": "sent"}]'');';
+    'select pgqueue.write_log(''[{"job_id": 17, "attempt": 1, "level": "INFO", "line": "sent"}]''); [worker]';

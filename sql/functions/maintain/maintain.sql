@@ -27,7 +27,7 @@ comment on function pgqueue.maintain(interval) is
     'in a separate transaction, and commit at once: what it locks is held until then. '
     'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second. '
-    'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false.';
+    'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false. [worker]';
 
 -- p_ddl_after: steps that create and drop tables run once they are overdue by that much. idle() leaves them to other
 -- callers for a day: they take tens of milliseconds on a connection that is about to claim.

@@ -45,7 +45,7 @@ $$;
 
 comment on function pgqueue.dead_groups(text, integer) is
     'Dead jobs by task, class of the last error and its fingerprint, the latest group first. fingerprint: the first line with <n>, <id>, <host>, <url> and <text> for numbers, ids, names of hosts, addresses and quoted text; line: that of the latest job; trend: how many died in each of the last 24 hours. It reads the newest max_jobs, of one queue or of all: where the sum of jobs is max_jobs, there may be more. dead_lines() has the lines of a group. '
-    'select task, class, fingerprint, jobs, last_at from pgqueue.dead_groups(''mail'');';
+    'select task, class, fingerprint, jobs, last_at from pgqueue.dead_groups(''mail''); [reader]';
 
 -- The newest dead jobs, of one queue or of all. The state as a parameter: however few or many are dead, the plan is the same.
 create or replace function pgqueue._dead_jobs(p_queue text, p_most integer)

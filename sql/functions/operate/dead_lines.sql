@@ -24,4 +24,4 @@ $$;
 
 comment on function pgqueue.dead_lines(text, text, text, text, integer) is
     'The lines of the dead jobs of a group that dead_groups() returns, the newest thousand, with how many jobs have each: what differs in them is behind the masks of its fingerprint. It reads the newest max_jobs dead jobs. '
-    'select line, jobs from pgqueue.dead_lines(''deliver'', ''TimeoutError'', ''no answer from <host>'');';
+    'select line, jobs from pgqueue.dead_lines(''deliver'', ''TimeoutError'', ''no answer from <host>''); [reader]';

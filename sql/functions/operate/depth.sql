@@ -30,4 +30,4 @@ $$;
 
 comment on function pgqueue.depth(text, integer) is
     'How many jobs of a queue (null: of all) could start now, counted up to at_most. Scheduled, blocked and executing jobs '
-    'do not count. select pgqueue.depth(''mail'');';
+    'do not count. select pgqueue.depth(''mail''); [producer, worker, reader]';

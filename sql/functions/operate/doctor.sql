@@ -51,4 +51,4 @@ $$;
 
 comment on function pgqueue.doctor() is
     'Problems, the worst first: severity (critical, warning, info), topic, subject, evidence, and remedy, the command that solves it. No row: no problem was found. '
-    'select severity, topic, evidence, remedy from pgqueue.doctor();';
+    'select severity, topic, evidence, remedy from pgqueue.doctor(); [reader]';

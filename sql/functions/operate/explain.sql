@@ -152,7 +152,7 @@ $$;
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
     'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused, throttled or breaker (its queue, task or limit_key); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
-    'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
+    'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17); [reader]';
 
 -- Which pause stops a job: of all that match, the one that ends last; or which breaker is half-open.
 create or replace function pgqueue._explain_pause(p_job pgqueue.jobs, p_now timestamptz)

@@ -14,4 +14,4 @@ $$;
 
 comment on function pgqueue.job_log(bigint, bigint, integer) is
     'The log lines of a job, oldest first, as its handlers wrote them with job.log; level STACK: an answer to ask_stack(). They are kept for settings.retention_logs. '
-    'after: the n of the last line that was read. select at, attempt, level, line from pgqueue.job_log(17);';
+    'after: the n of the last line that was read. select at, attempt, level, line from pgqueue.job_log(17); [reader]';

@@ -146,7 +146,7 @@ $$;
 
 comment on function pgqueue.metrics() is
     'The numbers for a monitor: name, labels and value, as /metrics shows them. Those of queues are of the last sample while a worker takes samples, else counted, '
-    'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics();';
+    'up to 10,000 of each lane. select name, labels, value from pgqueue.metrics(); [reader]';
 
 -- How many jobs of each limit_key wait, the most first; what is beyond p_most is in one row. Reads the jobs of p_blocks blocks
 -- of the table, and estimates by them where it has more: no index has limit_key, for every enqueue would pay for it.

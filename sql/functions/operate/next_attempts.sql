@@ -23,4 +23,4 @@ $$;
 
 comment on function pgqueue.next_attempts(bigint[]) is
     'When failed jobs run again, and null for dead ones. overrides: the options of attempts that an operator has set for their task, and that hold for them. '
-    'Other jobs have no row. select * from pgqueue.next_attempts(array[17, 18]);';
+    'Other jobs have no row. select * from pgqueue.next_attempts(array[17, 18]); [worker, reader]';

@@ -52,4 +52,4 @@ $$;
 
 comment on function pgqueue.outcome(bigint) is
     'The state of a job, and its result once that is final. No row: there is no such job, or its retention has ended. '
-    'uncommitted: this transaction enqueued or changed it, so no worker sees that before the commit.';
+    'uncommitted: this transaction enqueued or changed it, so no worker sees that before the commit. [worker, reader]';

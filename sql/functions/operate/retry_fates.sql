@@ -66,7 +66,7 @@ $$;
 comment on function pgqueue.retry_fates(integer) is
     'What became of the jobs that retry_many() brought back within a day, the newest retry first: a row for each call, task and fingerprint of the error they had died of. '
     'jobs: how many; waiting (blocked and to be retried too) and executing: of looked_at of them; dead and cancelled: of all, at least that many where is_cut; the others have succeeded, or were deleted. '
-    'select at, actor, task, jobs, waiting, executing, dead from pgqueue.retry_fates();';
+    'select at, actor, task, jobs, waiting, executing, dead from pgqueue.retry_fates(); [reader]';
 
 -- Lists jobs that came back, by what they had died of.
 create or replace function pgqueue._record_retries(p_ids bigint[])

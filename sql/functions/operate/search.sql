@@ -22,7 +22,7 @@ comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): tenants (limit_key), enqueued_by: lists of texts, * at the end for any, \* for itself, none empty; '
     'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
-    'is_cut: it stopped for max_rows, not for max_jobs.';
+    'is_cut: it stopped for max_rows, not for max_jobs. [reader]';
 
 -- The filter of search(), with patterns of LIKE in place of names; refuses unknown fields, and bounds that are out of range.
 create or replace function pgqueue._read_filter(p_filter jsonb, p_max_jobs integer, p_max_rows integer)

@@ -98,4 +98,4 @@ comment on function pgqueue.search_due(jsonb, timestamptz, bigint, integer, inte
     'As search(), among waiting and failed jobs, in the order in which they are due. '
     'select job_ids from pgqueue.search_due(''{"queues": ["mail"]}''); '
     'next_after_at, next_after: call again with after_at => next_after_at, after => next_after; null: there is no more. '
-    'is_cut: it stopped for max_rows, not for max_jobs.';
+    'is_cut: it stopped for max_rows, not for max_jobs. [reader]';

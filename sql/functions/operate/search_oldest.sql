@@ -16,4 +16,4 @@ $$;
 
 comment on function pgqueue.search_oldest(jsonb, bigint, integer, integer) is
     'As search(), oldest first. select job_ids, next_after from pgqueue.search_oldest(''{"queues": ["mail"]}''); '
-    'next_after: call again with after => next_after; null: there is no more. is_cut: it stopped for max_rows, not for max_jobs.';
+    'next_after: call again with after => next_after; null: there is no more. is_cut: it stopped for max_rows, not for max_jobs. [reader]';

@@ -37,4 +37,4 @@ $$;
 comment on function pgqueue.wanted(text[]) is
     'How many jobs of these queues (null: of all) are due or executing, for an autoscaler: divide it by the concurrency of a worker. '
     'From the last sample, so the cost does not depend on the backlog; counted, up to 1,000 of each lane, while no worker runs. '
-    'Due jobs of a paused queue do not count. select pgqueue.wanted(array[''mail'', ''default'']);';
+    'Due jobs of a paused queue do not count. select pgqueue.wanted(array[''mail'', ''default'']); [producer, worker, reader]';

@@ -52,7 +52,7 @@ comment on function pgqueue.why_late(text) is
     'its oldest due job by 30 s or a stuck one by 5 min, the worst first, a hundred at most. cause: on_time, paused, throttled, breaker (what it calls fails), limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
     'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
-    'select cause, evidence, remedy from pgqueue.why_late(''mail'');';
+    'select cause, evidence, remedy from pgqueue.why_late(''mail''); [reader]';
 
 create or replace function pgqueue._why_late(
     p_queue text, p_now timestamptz, out severity text, out cause text, out subject text, out evidence text, out remedy text,

@@ -186,4 +186,4 @@ comment on function pgqueue.enqueue(
     'worker sets them.\nrun_if: succeeded (all of depends_on; if one does not, it is cancelled; the default), finished (in any '
     'state) or failed (as soon as one did not succeed; else it is cancelled).\ngroup_id: The group that it joins, see '
     'open_group().\nretry_cap: The longest delay between two retries.\ncost: How many units of its limits a start takes; 1 by default.\nselect pgqueue.enqueue(''send_email'', ''{"to": '
-    '"a@b.c"}'', delay => ''2 hours'');';
+    '"a@b.c"}'', delay => ''2 hours''); [producer]';

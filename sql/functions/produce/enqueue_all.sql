@@ -34,4 +34,4 @@ $$;
 comment on function pgqueue.enqueue_all(jsonb[]) is
     'Enqueue jobs as enqueue_batch() does, all or none: where one is refused, its outcome is error, that of the others is undone, and '
     'nothing was enqueued; the transaction continues. '
-    'select * from pgqueue.enqueue_all(array[''{"task": "fetch", "ref": "a"}'', ''{"task": "load", "depends_on": ["a"]}'']::jsonb[]);';
+    'select * from pgqueue.enqueue_all(array[''{"task": "fetch", "ref": "a"}'', ''{"task": "load", "depends_on": ["a"]}'']::jsonb[]); [producer]';

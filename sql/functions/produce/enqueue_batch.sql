@@ -152,7 +152,7 @@ comment on function pgqueue.enqueue_batch(jsonb[]) is
     'then nothing was enqueued for that one, and the others are kept. Each element is an object of options named as the '
     'arguments of enqueue(), times and intervals as text. "ref" names a job for the depends_on of later ones in the call: '
     '{"task": "load", "depends_on": ["a", 17]}. '
-    'select * from pgqueue.enqueue_batch(array[''{"task": "resize", "args": {"id": 1}}'', ''{"task": "mail", "delay": "1 hour"}'']::jsonb[]);';
+    'select * from pgqueue.enqueue_batch(array[''{"task": "resize", "args": {"id": 1}}'', ''{"task": "mail", "delay": "1 hour"}'']::jsonb[]); [producer]';
 
 -- A declared option becomes an option of the job if neither the job nor the database sets it. If declared is not valid, the
 -- job stays as it is, for the check to refuse.

@@ -127,4 +127,4 @@ comment on function pgqueue.enqueue_many(
     e'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. Options as '
     'of enqueue(). For options of each job''s own, and dedupe keys, see enqueue_batch().\nargs: The arguments of each job.\n'
     'spread: They become due one after the other over that time, evenly, from run_at on.\nselect '
-    'pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]);';
+    'pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); [producer]';

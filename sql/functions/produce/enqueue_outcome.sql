@@ -61,4 +61,4 @@ comment on function pgqueue.enqueue_outcome(
     'Enqueue one job as enqueue() does, and return the outcome: inserted; or, if another job has its dedupe key, '
     'with the job_id of that job: skipped, replaced, merged or debounced; superseded: inserted, and that job is cancelled or asked to. '
     'select * from pgqueue.enqueue_outcome(''report'', dedupe => ''report:2026-11'', on_conflict => ''replace''); '
-    'Waits for an open transaction that holds the same dedupe key, at most pgqueue.settings.dedupe_wait (55P03).';
+    'Waits for an open transaction that holds the same dedupe key, at most pgqueue.settings.dedupe_wait (55P03). [producer]';

@@ -33,4 +33,4 @@ comment on function pgqueue.cron_next(text, timestamptz, text) is
     'select pgqueue.cron_next(''30 2 * * mon-fri'', now(), ''Europe/Berlin''); '
     'Fields: [second 0-59] minute 0-59, hour 0-23, day of month 1-31, month 1-12 or jan-dec, day of week 0-7 or sun-sat; '
     'or @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually. A time that is skipped in spring runs at the jump, '
-    'one that is doubled in autumn once; with * as minute or hour it runs on elapsed time.';
+    'one that is doubled in autumn once; with * as minute or hour it runs on elapsed time. [worker, reader]';

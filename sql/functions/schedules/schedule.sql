@@ -104,7 +104,7 @@ comment on function pgqueue.schedule is
     'catch_up: what happens to missed runs (found more than 10 s late): skip all, run the last one (default), or run all, at most the latest catch_up_cap. '
     'overlap: start (default) another job, or skip the run, while the last one has not ended. jitter: delay each job at random by up to this. '
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
-    'maintain() enqueues due jobs at most about a second after their time.';
+    'maintain() enqueues due jobs at most about a second after their time. [worker]';
 
 -- Refuses wrong options of a schedule, each by its name.
 create or replace function pgqueue._check_schedule(

@@ -15,4 +15,4 @@ begin
 end
 $$;
 
-comment on function pgqueue.awake(text) is 'Report that an idle worker is busy again, so producers need not wake it.';
+comment on function pgqueue.awake(text) is 'Report that an idle worker is busy again, so producers need not wake it. [worker]';

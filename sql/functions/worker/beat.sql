@@ -32,7 +32,7 @@ comment on function pgqueue.beat(text, jsonb, bigint) is
     'report: what has started and ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
     '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
     'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes. '
-    'report may also have troubles, for the view pgqueue.troubles: the last 20 attempts that failed, "troubles": [{"ago": 3.2, "job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2, "state": "failed", "class": "TimeoutError", "line": "no answer"}]; ago in seconds, state as the job now is, or lost.';
+    'report may also have troubles, for the view pgqueue.troubles: the last 20 attempts that failed, "troubles": [{"ago": 3.2, "job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2, "state": "failed", "class": "TimeoutError", "line": "no answer"}]; ago in seconds, state as the job now is, or lost. [worker]';
 
 -- Checks every field: a number that cannot be summed would make every further sample fail.
 create or replace function pgqueue._check_report(p_report jsonb)

@@ -17,4 +17,4 @@ begin
 end
 $$;
 
-comment on function pgqueue.bye(text) is 'Deregister a worker that ends. Jobs that it still holds come back when their leases lapse; release() gives them back at once.';
+comment on function pgqueue.bye(text) is 'Deregister a worker that ends. Jobs that it still holds come back when their leases lapse; release() gives them back at once. [worker]';

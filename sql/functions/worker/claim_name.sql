@@ -51,4 +51,4 @@ $$;
 comment on function pgqueue.claim_name(text, jsonb, text) is
     'Take a name for a worker process, before hello(). info: a JSON object whose instance no other process has. No row: the name is '
     'taken. A row: another process has it, with the info held_by, and has sent no heartbeat for silent_for; if it is dead, call '
-    'again with its instance ('''' if it has none) as instead_of.';
+    'again with its instance ('''' if it has none) as instead_of. [worker]';

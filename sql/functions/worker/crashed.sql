@@ -26,4 +26,4 @@ $$;
 
 comment on function pgqueue.crashed(text, bigint[], bigint[]) is
     'Report that a worker process died, and give its jobs back at once. Each job that it was running (the listed jobs, and the jobs that it had '
-    'reported as started) counts one crash; at max_crashes of its task (3) a job is dead. Returns the ids of all its jobs.';
+    'reported as started) counts one crash; at max_crashes of its task (3) a job is dead. Returns the ids of all its jobs. [worker]';

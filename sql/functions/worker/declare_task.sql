@@ -38,4 +38,4 @@ $$;
 
 comment on function pgqueue.declare_task is
     'Declare the options of a task, which hold where neither a job nor an operator sets another. False: nothing changed. '
-    'docs: the address of the documentation of the task, such as a runbook; owner: who is responsible for it.';
+    'docs: the address of the documentation of the task, such as a runbook; owner: who is responsible for it. [worker]';

@@ -50,7 +50,7 @@ $$;
 
 comment on function pgqueue.hello(text, text[], jsonb) is
     'Register a worker that starts, with the queues that it serves (null: all) and what it reports about itself. '
-    'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';
+    'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload. [worker]';
 
 -- One statement: two workers that start in a copy at once delete the same rows, and not each other's new ones.
 create or replace function pgqueue._forget_original()

@@ -148,7 +148,7 @@ comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, 
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat(). '
     'handoff_channel: a random channel on which the session with the process id listener listens: a job that is enqueued may be reserved for this worker, with this lease, '
-    'and sent there; the registration then lasts 5 s at most, and a second after it ended held_by() says what did not arrive.';
+    'and sent there; the registration then lasts 5 s at most, and a second after it ended held_by() says what did not arrive. [worker]';
 
 -- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.
 create or replace function pgqueue._check_handoff(p_channel text, p_listener integer, p_lease interval)

@@ -26,4 +26,4 @@ end
 $$;
 
 comment on function pgqueue.is_wanted(text, text[]) is
-    'Whether another worker that serves one of these queues is idle now: release() the jobs that you have not started, and it is woken.';
+    'Whether another worker that serves one of these queues is idle now: release() the jobs that you have not started, and it is woken. [worker]';

@@ -54,4 +54,4 @@ comment on function pgqueue.worker_command(text, text, text) is
     'What an operator wants of this worker: run, quiet (reserve no more jobs, and stay) or stop (reserve no more, and end with the '
     'last of its jobs); kill (say that it obeys, and end the process at once); stack:17, once: store the stack of the handler of this job by write_log(), with the level STACK; taken: another process has taken its name, with the instance that it gave to claim_name(), because this '
     'one was silent: reserve no more, and end without bye(). Call it after each notification with the payload command, and with each heartbeat. obeys: the '
-    'command that the worker carries out now, for worker_status.';
+    'command that the worker carries out now, for worker_status. [worker]';

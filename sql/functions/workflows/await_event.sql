@@ -89,4 +89,4 @@ $$;
 comment on function pgqueue.await_event(bigint, bigint, text, text, interval) is
     'Wait for an event in an executing job, as a step that holds no worker. arrived: true, with its payload; false: timeout has passed; '
     'null: the job is suspended and comes back, as the same attempt: leave the handler. No row: the reservation is no longer held. '
-    'select * from pgqueue.await_event(42, 1048577, ''payment'', ''paid:17'', timeout => ''7 days'');';
+    'select * from pgqueue.await_event(42, 1048577, ''payment'', ''paid:17'', timeout => ''7 days''); [worker]';

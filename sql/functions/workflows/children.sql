@@ -27,4 +27,4 @@ $$;
 
 comment on function pgqueue.children(bigint, integer) is
     'The jobs that wait for a job, and those that did not run because of how it ended, by id. run_if: what they wait for; null: that it succeeds. '
-    'parent_ended: how it ended; null: it has not. At most max. select * from pgqueue.children(17);';
+    'parent_ended: how it ended; null: it has not. At most max. select * from pgqueue.children(17); [worker, reader]';

@@ -32,4 +32,4 @@ $$;
 
 comment on function pgqueue.close_group(bigint) is
     'Close a group: it ends when its members have ended. Others may still be added with the id of a member that has not ended as their '
-    'group_id; any other caller gets 55000. False: it was closed, or there is no such group. select pgqueue.close_group(17);';
+    'group_id; any other caller gets 55000. False: it was closed, or there is no such group. select pgqueue.close_group(17); [producer]';

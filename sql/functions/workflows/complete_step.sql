@@ -25,4 +25,4 @@ $$;
 comment on function pgqueue.complete_step(bigint, bigint, text, jsonb) is
     'Store the result of a step of an executing job: the next attempt finds it in steps(). False: the reservation is no longer held, and '
     'nothing was changed. The first result of a name is kept. In the same transaction as the writes of the step, both are '
-    'committed, or neither is. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';
+    'committed, or neither is. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}''); [worker]';

@@ -43,4 +43,4 @@ $$;
 
 comment on function pgqueue.emit_event(text, jsonb, interval) is
     'Emit an event, in the current transaction: each job that waits for it, or begins to within keep_for, gets its payload once. False: it had been '
-    'emitted; the first payload is kept. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
+    'emitted; the first payload is kept. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}''); [producer, worker]';

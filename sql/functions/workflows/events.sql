@@ -31,4 +31,4 @@ $$;
 
 comment on function pgqueue.events(text, integer, text, boolean) is
     'The events that are kept, by name, or the largest first: the bytes of the payload as stored, and until when it is kept. prefix: only names that '
-    'begin with it. after: the last name of the page before. select * from pgqueue.events(by_size => true, max => 10);';
+    'begin with it. after: the last name of the page before. select * from pgqueue.events(by_size => true, max => 10); [reader]';

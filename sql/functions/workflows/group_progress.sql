@@ -32,4 +32,4 @@ $$;
 
 comment on function pgqueue.group_progress(bigint) is
     'The name and state of a group, and how many members it has in each state, live ones and those that history keeps. '
-    'No row: there is no such group. select * from pgqueue.group_progress(17);';
+    'No row: there is no such group. select * from pgqueue.group_progress(17); [worker, reader]';

@@ -59,7 +59,7 @@ $$;
 comment on function pgqueue.groups(bigint, bigint, integer, integer) is
     'Groups, newest first, with the number of their members in each state, of live ones and those that history keeps; a group that has ended has the numbers of all its members. '
     'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high as this means at least that many; null: the numbers are exact. '
-    'select id, name, state, total, dead from pgqueue.groups();';
+    'select id, name, state, total, dead from pgqueue.groups(); [reader]';
 
 -- One probe for each group in each index; a group without members is found while it has not ended.
 create or replace function pgqueue._group_ids(p_before bigint, p_most integer)

@@ -44,4 +44,4 @@ $$;
 
 comment on function pgqueue.members(bigint, text, bigint, integer) is
     'The members of a group, by id, live ones and those that history keeps; with their last error. state: only members in it. '
-    'Call again with after => the last id for more than max. select * from pgqueue.members(17, state => ''dead'');';
+    'Call again with after => the last id for more than max. select * from pgqueue.members(17, state => ''dead''); [worker, reader]';

@@ -44,4 +44,4 @@ comment on function pgqueue.open_group(text, bigint, bigint[], text, interval, j
     'when it is closed and all its members have ended: succeeded, if all of them succeeded; else dead or cancelled. Its result counts them. '
     'Jobs that depend on it are its callbacks: depends_on => array[id], run_if => ''finished''. '
     'group_id: the group that this one joins. depends_on, run_if: as for any job; if they cannot be met, the group and '
-    'its members are cancelled. select pgqueue.open_group(''import'');';
+    'its members are cancelled. select pgqueue.open_group(''import''); [producer]';

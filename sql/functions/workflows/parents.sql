@@ -39,4 +39,4 @@ $$;
 
 comment on function pgqueue.parents(bigint) is
     'The jobs that a job depends on, by id: task, state, result (of tasks with store_result) and last error. '
-    'state: as of any job; deleted; or forgotten, where history no longer keeps it. select * from pgqueue.parents(42);';
+    'state: as of any job; deleted; or forgotten, where history no longer keeps it. select * from pgqueue.parents(42); [worker, reader]';

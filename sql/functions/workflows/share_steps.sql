@@ -66,4 +66,4 @@ $$;
 comment on function pgqueue.share_steps(bigint, text, bigint[], bigint[], boolean) is
     'For a batch with payloads of several keys: give the other keys, by the first job of each, the step that complete_step, '
     'sleep_step or await_event has stored for job_id; with suspended, suspend them as well. Call it in the same transaction. '
-    'select pgqueue.share_steps(42, ''send'', array[43, 44], array[1048577, 1048578]);';
+    'select pgqueue.share_steps(42, ''send'', array[43, 44], array[1048577, 1048578]); [worker]';

@@ -39,4 +39,4 @@ $$;
 
 comment on function pgqueue.sleep_step(bigint, bigint, text, interval) is
     'Sleep in an executing job, as a step that holds no worker. True: the time is over, continue. False: the job is suspended, and comes back then: '
-    'leave the handler. Null: the reservation is no longer held. select pgqueue.sleep_step(42, 1048577, ''cool down'', ''1 day'');';
+    'leave the handler. Null: the reservation is no longer held. select pgqueue.sleep_step(42, 1048577, ''cool down'', ''1 day''); [worker]';

@@ -22,4 +22,4 @@ end
 $$;
 
 comment on function pgqueue.steps(bigint) is
-    'The completed steps of a job, in order, with their results; after the job has succeeded they have none. select * from pgqueue.steps(42);';
+    'The completed steps of a job, in order, with their results; after the job has succeeded they have none. select * from pgqueue.steps(42); [worker, reader]';

@@ -66,7 +66,7 @@ $$;
 comment on function pgqueue.suspend(bigint, bigint, timestamptz, bigint[]) is
     'Suspend an executing job until an instant, or until other jobs have ended, in whatever state. ready: there is nothing to '
     'wait for, continue. suspended: the job comes back, as the same attempt; leave the handler. Null: the reservation is no longer held. '
-    'select pgqueue.suspend(42, 1048577, depends_on => array[43, 44]);';
+    'select pgqueue.suspend(42, 1048577, depends_on => array[43, 44]); [worker]';
 
 -- The caller has put the job back, and holds its lock.
 create or replace function pgqueue._wait_for_jobs(p_job_id bigint, p_parents bigint[])
