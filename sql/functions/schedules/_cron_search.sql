@@ -22,31 +22,22 @@ begin
 
     -- Whether p_after itself is in a doubled stretch of local time. No zone changes its offset twice within a day.
     v_offset := pgqueue._utc_offset(p_after, p_timezone);
-    if v_elapsed then
-        -- In its first pass: the second one begins again at an earlier local time.
-        v_turn := p_after + interval '24 hours';
-        v_other := pgqueue._utc_offset(v_turn, p_timezone);
-        if v_other < v_offset then
-            v_turn := p_after + (v_offset - v_other);
-            if pgqueue._utc_offset(v_turn, p_timezone) = v_other then
-                v_turn := pgqueue._turn_of_zone(p_after, v_turn, p_timezone);
-                v_local := pgqueue._cron_find(p_spec, v_from);
-                if v_local < (v_turn at time zone 'UTC') + v_offset then
-                    return (v_local - v_offset) at time zone 'UTC';
-                end if;
-                v_from := v_turn at time zone p_timezone;
+    v_other := pgqueue._utc_offset(
+        p_after + case when v_elapsed then interval '24 hours' else interval '-24 hours' end, p_timezone
+    );
+    v_turn := p_after + (v_offset - v_other);
+    if v_other <> v_offset and (v_other < v_offset) = v_elapsed and pgqueue._utc_offset(v_turn, p_timezone) = v_other then
+        v_turn := pgqueue._turn_of_zone(least(p_after, v_turn), greatest(p_after, v_turn), p_timezone);
+        if v_elapsed then
+            -- In its first pass: the second one begins again at an earlier local time.
+            v_local := pgqueue._cron_find(p_spec, v_from);
+            if v_local < (v_turn at time zone 'UTC') + v_offset then
+                return (v_local - v_offset) at time zone 'UTC';
             end if;
-        end if;
-    else
-        -- In its second pass: every instant up to its end ran in the first one.
-        v_turn := p_after - interval '24 hours';
-        v_other := pgqueue._utc_offset(v_turn, p_timezone);
-        if v_other > v_offset then
-            v_turn := p_after - (v_other - v_offset);
-            if pgqueue._utc_offset(v_turn, p_timezone) = v_other then
-                v_turn := pgqueue._turn_of_zone(v_turn, p_after, p_timezone);
-                v_from := (v_turn at time zone 'UTC') + v_other;
-            end if;
+            v_from := v_turn at time zone p_timezone;
+        else
+            -- In its second pass: every instant up to its end ran in the first one.
+            v_from := (v_turn at time zone 'UTC') + v_other;
         end if;
     end if;
 
