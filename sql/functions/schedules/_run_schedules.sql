@@ -40,7 +40,7 @@ begin
     if v_names is null then
         return 0::bigint;
     end if;
-    return pgqueue._run_or_halve(v_now, p_limit, v_names, v_due);
+    return pgqueue._run_due(v_now, p_limit, v_names, v_due);
 end
 $$;
 
@@ -57,124 +57,113 @@ declare
 begin
     select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
     if v_due_at <= v_until then
-        perform pgqueue._run_or_halve(v_now, 1, array[p_schedule.name], array[v_due_at]);
+        perform pgqueue._run_due(v_now, 1, array[p_schedule.name], array[v_due_at]);
         select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
     end if;
     return coalesce(v_due_at > v_until, true);
 end
 $$;
 
--- _run_due for all of these or, where that fails, for each half, down to the broken schedule, whose error is recorded.
-create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
-returns bigint
-language plpgsql
-as $$
-declare
-    v_half integer := cardinality(p_names) / 2;
-    v_error text;
-begin
-    begin
-        return pgqueue._run_due(p_now, p_limit, p_names, p_due);
-    exception when others then
-        v_error := sqlstate || ': ' || left(sqlerrm, 500);
-    end;
-    if v_half > 0 then
-        return pgqueue._run_or_halve(p_now, p_limit, p_names[:v_half], p_due[:v_half])
-            + pgqueue._run_or_halve(p_now, p_limit, p_names[v_half + 1:], p_due[v_half + 1:]);
-    end if;
-    insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, retry_at, rule, error)
-    select s.name, p_now, 'error', p_due[1], p_now + interval '1 min', pgqueue._schedule_rule(s), v_error
-    from pgqueue.schedules s
-    where s.name = p_names[1];
-    return 0::bigint;
-end
-$$;
-
--- Enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most;
--- returns how many.
+-- Enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most; returns how
+-- many. Where that fails, each half is tried, down to the broken schedule, whose error is recorded.
 create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
+    v_half integer := cardinality(p_names) / 2;
     v_jobs pgqueue.jobs[];
+    v_error text;
 begin
-    with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
-    turns as materialized (
-        select
-            s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
-            sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
-        from due d
-        join pgqueue.schedules s on s.name = d.name
-        left join lateral pgqueue._latest_plan(s.name, p_now) l on true
-        cross join lateral pgqueue._schedule_turn(
-            -- A paused schedule is settled when it is resumed: runs that were due before the pause are owed.
-            s, d.due_at, least(p_now, s.paused_at), l.rule is not distinct from pgqueue._schedule_rule(s)
-        ) t
-    ),
-    runs as materialized (
-        select o.*, case when o.outcome = 'enqueued' then nextval('pgqueue.jobs_id_seq') end as job_id
-        from (
+    begin
+        with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
+        turns as materialized (
             select
-                t.name, i.at, t.next_at, t.rule,
-                case when i.ord = 1 then t.passed_from end as passed_from,
-                case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
-            from turns t
-            cross join lateral (
-                -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
-                -- turn an EXISTS into a join that reads every run of the schedule.
-                select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
-                from unnest(t.instants) with ordinality u (at, ord)
-                where (
-                    select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
-                ) is null
-            ) f
-            cross join lateral unnest(f.instants) with ordinality i (at, ord)
-            cross join lateral (
-                select t.overlap = 'skip' and exists (
-                    select from pgqueue.jobs j
-                    where j.id = (
-                        select r.job_id
-                        from pgqueue.schedule_runs r
-                        where r.schedule = t.name and r.job_id is not null
-                        order by r.n desc
-                        limit 1
-                    )
-                ) as lives
-            ) l
-            where t.jobs_before < p_limit
-            order by i.at, t.name
-        ) o
-    ),
-    written as (
-        insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule)
-        select r.name, r.at, p_now, r.outcome, r.job_id, r.next_at, r.passed_from, r.rule
-        from runs r
-        order by r.at, r.name
-        on conflict (schedule, at) do nothing
-        returning schedule, at, job_id
-    )
-    select
-        array_agg(
-            jsonb_populate_record(
-                null::pgqueue.jobs,
-                jsonb_build_object(
-                    'id', w.job_id, 'queue', t.queue, 'task', t.task, 'args', t.args,
-                    'headers', coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at),
-                    'tags', t.tags, 'priority', t.priority, 'run_at', a.run_at, 'ready_at', greatest(a.run_at, p_now),
-                    'created_at', p_now, 'expires_at', pgqueue._after(greatest(a.run_at, p_now), t.expires_in),
-                    'max_attempts', t.max_attempts, 'retention', t.retention, 'enqueued_by', 'schedule ' || t.name
-                )
-            )
-            order by w.job_id
+                s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
+                sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
+            from due d
+            join pgqueue.schedules s on s.name = d.name
+            left join lateral pgqueue._latest_plan(s.name, p_now) l on true
+            cross join lateral pgqueue._schedule_turn(
+                -- A paused schedule is settled when it is resumed: runs that were due before the pause are owed.
+                s, d.due_at, least(p_now, s.paused_at), l.rule is not distinct from pgqueue._schedule_rule(s)
+            ) t
+        ),
+        runs as materialized (
+            select o.*, case when o.outcome = 'enqueued' then nextval('pgqueue.jobs_id_seq') end as job_id
+            from (
+                select
+                    t.name, i.at, t.next_at, t.rule,
+                    case when i.ord = 1 then t.passed_from end as passed_from,
+                    case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
+                from turns t
+                cross join lateral (
+                    -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
+                    -- turn an EXISTS into a join that reads every run of the schedule.
+                    select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
+                    from unnest(t.instants) with ordinality u (at, ord)
+                    where (
+                        select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
+                    ) is null
+                ) f
+                cross join lateral unnest(f.instants) with ordinality i (at, ord)
+                cross join lateral (
+                    select t.overlap = 'skip' and exists (
+                        select from pgqueue.jobs j
+                        where j.id = (
+                            select r.job_id
+                            from pgqueue.schedule_runs r
+                            where r.schedule = t.name and r.job_id is not null
+                            order by r.n desc
+                            limit 1
+                        )
+                    ) as lives
+                ) l
+                where t.jobs_before < p_limit
+                order by i.at, t.name
+            ) o
+        ),
+        written as (
+            insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule)
+            select r.name, r.at, p_now, r.outcome, r.job_id, r.next_at, r.passed_from, r.rule
+            from runs r
+            order by r.at, r.name
+            on conflict (schedule, at) do nothing
+            returning schedule, at, job_id
         )
-    into v_jobs
-    from written w
-    join turns t on t.name = w.schedule
-    cross join lateral (select pgqueue._after(w.at, coalesce(random() * t.jitter, '0')) as run_at) a
-    where w.job_id is not null;
-    perform pgqueue._insert_jobs(v_jobs);
-    return coalesce(cardinality(v_jobs), 0)::bigint;
+        select
+            array_agg(
+                jsonb_populate_record(
+                    null::pgqueue.jobs,
+                    jsonb_build_object(
+                        'id', w.job_id, 'queue', t.queue, 'task', t.task, 'args', t.args,
+                        'headers', coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at),
+                        'tags', t.tags, 'priority', t.priority, 'run_at', a.run_at, 'ready_at', greatest(a.run_at, p_now),
+                        'created_at', p_now, 'expires_at', pgqueue._after(greatest(a.run_at, p_now), t.expires_in),
+                        'max_attempts', t.max_attempts, 'retention', t.retention, 'enqueued_by', 'schedule ' || t.name
+                    )
+                )
+                order by w.job_id
+            )
+        into v_jobs
+        from written w
+        join turns t on t.name = w.schedule
+        cross join lateral (select pgqueue._after(w.at, coalesce(random() * t.jitter, '0')) as run_at) a
+        where w.job_id is not null;
+        perform pgqueue._insert_jobs(v_jobs);
+        return coalesce(cardinality(v_jobs), 0)::bigint;
+    exception when others then
+        v_error := sqlstate || ': ' || left(sqlerrm, 500);
+    end;
+    if v_half > 0 then
+        return pgqueue._run_due(p_now, p_limit, p_names[:v_half], p_due[:v_half])
+            + pgqueue._run_due(p_now, p_limit, p_names[v_half + 1:], p_due[v_half + 1:]);
+    end if;
+    insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, retry_at, rule, error)
+    select s.name, p_now, 'error', p_due[1], p_now + interval '1 min', pgqueue._schedule_rule(s), v_error
+    from pgqueue.schedules s
+    where s.name = p_names[1];
+    return 0::bigint;
 end
 $$;
