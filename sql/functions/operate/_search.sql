@@ -13,44 +13,6 @@ language plpgsql stable parallel safe
 set jit = off
 as $$
 declare
-    v_scan record;
-begin
-    if p_oldest then
-        p_filter.id_from := greatest(p_filter.id_from, p_beyond + 1);
-    else
-        p_filter.id_to := least(p_filter.id_to, p_beyond - 1);
-    end if;
-    matches := '{}';
-    is_cut := false;
-    for v_scan in select s.* from pgqueue._search_scans(p_filter, p_oldest, p_matches, p_rows) s loop
-        matches := matches || v_scan.matches;
-        -- A scan has not read beyond the id at which it stopped: ids beyond that are not returned yet.
-        next_id := case when p_oldest then least(next_id, v_scan.stopped_at) else greatest(next_id, v_scan.stopped_at) end;
-        is_cut := is_cut or v_scan.is_cut;
-    end loop;
-    matches := array(
-        select m
-        from unnest(matches) m
-        where next_id is null or case when p_oldest then m.id <= next_id else m.id >= next_id end
-        order by case when p_oldest then m.id else - m.id end
-        limit p_matches
-    );
-    if cardinality(matches) = p_matches then
-        next_id := (matches[p_matches]).id;
-        is_cut := false;
-    end if;
-end
-$$;
-
--- One row for each scan that a search takes.
-create or replace function pgqueue._search_scans(
-    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
-    out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
-)
-returns setof record
-language plpgsql stable parallel safe rows 10
-as $$
-declare
     v_live constant pgqueue.job_state[] := array(
         select s.state
         from unnest('{waiting,failed,blocked,executing}'::pgqueue.job_state[]) s (state)
@@ -65,53 +27,81 @@ declare
     v_queue constant text := pgqueue._only_name(p_filter.queues);
     v_key constant text := pgqueue._only_name(p_filter.keys);
     v_ids bigint[] := p_filter.ids;
-    v_way text;
+    -- Rows enough to find a page where one job in forty fits.
+    v_look integer := case when v_ids is null and (v_queue is not null or v_live = '{executing}') then least(p_rows, 2000) end;
+    v_scan record;
+    v_found pgqueue.found_job[];
+    v_stopped_at bigint;
+    v_is_cut boolean;
 begin
-    if p_filter.groups is not null then
-        return query
-        select f.*
+    if p_oldest then
+        p_filter.id_from := greatest(p_filter.id_from, p_beyond + 1);
+    else
+        p_filter.id_to := least(p_filter.id_to, p_beyond - 1);
+    end if;
+    if v_look is not null and v_queue is not null and v_key is not null then
+        v_look := null;
+        if v_live <> '{}' and p_filter.groups is null then
+            v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
+        end if;
+    end if;
+    matches := '{}';
+    is_cut := false;
+    for v_scan in
+        select 'live members' as way, s.state, g.id as group_id
         from unnest(p_filter.groups) g (id)
         cross join unnest(v_live) s (state)
-        cross join lateral pgqueue._scan(p_filter, 'live members', s.state, g.id, null, p_oldest, p_matches, p_rows) f
         union all
-        select f.*
-        from unnest(p_filter.groups) g (id)
-        cross join lateral pgqueue._scan(p_filter, 'ended members', null, g.id, null, p_oldest, p_matches, p_rows) f
-        where v_ended <> '{}';
-        return;
-    end if;
-    if v_live <> '{}' then
-        if v_ids is null and v_queue is not null and v_key is not null then
-            v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
-        elsif v_ids is null and (v_queue is not null or v_live = '{executing}') then
-            -- Enough to find a page where one job in forty fits.
-            select f.* into matches, stopped_at, is_cut
-            from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, least(p_rows, 2000)) f;
-            if is_cut then
+        select 'ended members', null, g.id from unnest(p_filter.groups) g (id) where v_ended <> '{}'
+        union all
+        select 'live', null, null where p_filter.groups is null and v_live <> '{}'
+        union all
+        -- The unfinished are read state by state.
+        select w.way, s.state, null
+        from (
+            select case
+                when p_filter.ids is not null then 'ended ids'
+                when v_key is not null then 'ended of a key'
+                when 'succeeded' = any (v_ended) then 'ended'
+                when v_queue is not null then 'unfinished of a queue'
+                else 'unfinished'
+            end
+        ) w (way)
+        cross join lateral unnest(case when w.way like 'unfinished%' then v_ended else v_ended[:1] end) s (state)
+        where p_filter.groups is null
+    loop
+        v_is_cut := true;
+        if v_scan.way = 'live' and v_look is not null then
+            select f.* into v_found, v_stopped_at, v_is_cut
+            from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, v_look) f;
+            if v_is_cut then
                 v_ids := pgqueue._live_candidates(v_queue, null, v_live, p_rows);
             end if;
         end if;
-        if is_cut is not false then
-            select f.* into matches, stopped_at, is_cut
+        if v_is_cut then
+            select f.* into v_found, v_stopped_at, v_is_cut
             from pgqueue._scan(
-                p_filter, case when v_ids is null then 'live' else 'live ids' end, null, null, v_ids, p_oldest, p_matches,
-                case when v_ids is null then p_rows else cardinality(v_ids) end
+                p_filter, v_scan.way || case when v_scan.way = 'live' and v_ids is not null then ' ids' else '' end, v_scan.state,
+                v_scan.group_id, v_ids, p_oldest, p_matches,
+                coalesce(case when v_scan.way = 'live' then cardinality(v_ids) end, p_rows)
             ) f;
         end if;
-        return next;
+        matches := matches || v_found;
+        -- A scan has not read beyond the id at which it stopped: ids beyond that are not returned yet.
+        next_id := case when p_oldest then least(next_id, v_stopped_at) else greatest(next_id, v_stopped_at) end;
+        is_cut := is_cut or v_is_cut;
+    end loop;
+    matches := array(
+        select m
+        from unnest(matches) m
+        where next_id is null or case when p_oldest then m.id <= next_id else m.id >= next_id end
+        order by case when p_oldest then m.id else - m.id end
+        limit p_matches
+    );
+    if cardinality(matches) = p_matches then
+        next_id := (matches[p_matches]).id;
+        is_cut := false;
     end if;
-    v_way := case
-        when p_filter.ids is not null then 'ended ids'
-        when v_key is not null then 'ended of a key'
-        when 'succeeded' = any (v_ended) then 'ended'
-        when v_queue is not null then 'unfinished of a queue'
-        else 'unfinished'
-    end;
-    return query
-    select f.*
-    -- The unfinished are read state by state.
-    from unnest(case when v_way like 'unfinished%' then v_ended else v_ended[:1] end) s (state)
-    cross join lateral pgqueue._scan(p_filter, v_way, s.state, null, p_filter.ids, p_oldest, p_matches, p_rows) f;
 end
 $$;
 

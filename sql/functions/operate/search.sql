@@ -61,27 +61,20 @@ begin
             );
         end if;
         v_patterns := v_patterns || jsonb_build_object(v_field, (
-            select coalesce(jsonb_agg(pgqueue._like_pattern(e.text)), '[]')
+            select coalesce(jsonb_agg(case v_field
+                when 'errors' then '%' || l.pattern || '%'
+                -- Tags joined to one text: a subquery would keep _fits from being inlined.
+                when 'tags' then
+                    '%' || e'\x1f' || l.pattern || case when pgqueue._only_name(array[l.pattern]) is null then '' else e'\x1f%' end
+                else l.pattern
+            end), '[]')
             from jsonb_array_elements_text(p_filter -> v_field) e (text)
+            cross join lateral pgqueue._like_pattern(e.text) l (pattern)
         ));
     end loop;
     v_filter := jsonb_populate_record(v_filter, v_patterns);
-    if v_filter.age_from is not null then
-        v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
-    end if;
-    if v_filter.age_to is not null then
-        v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
-    end if;
-    -- Patterns for tags joined to one text: a subquery would keep _fits from being inlined.
-    if v_filter.tags is not null then
-        v_filter.tags := array(
-            select '%' || e'\x1f' || p.pattern || case when pgqueue._only_name(array[p.pattern]) is null then '' else e'\x1f%' end
-            from unnest(v_filter.tags) p (pattern)
-        );
-    end if;
-    if v_filter.errors is not null then
-        v_filter.errors := array(select '%' || e.pattern || '%' from unnest(v_filter.errors) e (pattern));
-    end if;
+    v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
+    v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
     if v_filter.args = '{}' or '{}' = any (v_filter.args) then
         perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.');
     end if;
