@@ -12,35 +12,22 @@ returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_options pgqueue.job_options;
     v_changes jsonb := jsonb_strip_nulls(jsonb_build_object('run_at', p_run_at, 'priority', p_priority, 'queue', p_queue))
         || case when p_limit_key is null then '{}' else jsonb_build_object('limit_key', nullif(p_limit_key, '')) end
         || case when p_args is null then '{}' else jsonb_build_object('args', p_args) end;
+    v_options pgqueue.job_options := jsonb_populate_record(null::pgqueue.job_options, v_changes || '{"task": "t"}');
 begin
     if v_changes = '{}' then
         perform pgqueue._refuse(
             'nothing to change is given', null, 'Give args, run_at, priority, queue or limit_key.'
         );
     end if;
-    v_options.task := 't';
-    v_options.run_at := p_run_at;
-    v_options.priority := p_priority;
-    v_options.queue := p_queue;
-    v_options.limit_key := nullif(p_limit_key, '');
     perform pgqueue._check_options(v_options);
     if p_args is not null then
         perform pgqueue._check_args(p_args);
     end if;
     return v_changes;
 end
-$$;
-
--- For the audit, which outlives the jobs: it records that args were changed, but not the args.
-create or replace function pgqueue._without_args(p_changes jsonb)
-returns jsonb
-language sql immutable parallel safe
-as $$
-    select case when p_changes ? 'args' then p_changes || '{"args": "changed"}' else p_changes end
 $$;
 
 -- The caller has locked the jobs.

@@ -58,7 +58,7 @@ begin
             'Jobs that were never started can be changed; failed and dead ones get other args.', '55000'
         );
     end if;
-    return pgqueue._audit('update_job', pgqueue._without_args(v_changes) || jsonb_build_object('job_id', update_job.job_id), v_changed);
+    return pgqueue._audit('update_job', v_changes || jsonb_build_object('job_id', update_job.job_id), v_changed);
 end
 $$;
 

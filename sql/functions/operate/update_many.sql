@@ -32,7 +32,7 @@ begin
     return query
     select a.changed, a.passed_over, a.next_after
     from pgqueue._act(
-        'update_many', v_filter, pgqueue._without_args(v_changes) || jsonb_build_object('filter', update_many.filter), v_changes,
+        'update_many', v_filter, v_changes || jsonb_build_object('filter', update_many.filter), v_changes,
         update_many.max_jobs, update_many.after
     ) a;
 end
