@@ -188,7 +188,19 @@ begin
             changed := changed + pgqueue._delete_history(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
         elsif v_ended.ids is not null then
             changed := changed + pgqueue._requeue(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
-            perform pgqueue._record_retries(v_ended.ids);
+            -- What they had died of: see retry_fates().
+            insert into pgqueue.retries (at, actor, task, class, fingerprint, job_ids)
+            select pgqueue._clock(), pgqueue._actor(), d.task, d.class, d.fingerprint, array_agg(d.id order by d.id)
+            from unnest(v_ended.ids) w (id)
+            cross join lateral (
+                select
+                    j.id, j.task, j.errors -> -1 ->> 'class' as class,
+                    pgqueue._fingerprint(pgqueue._first_line(j.errors)) as fingerprint
+                from pgqueue.jobs j
+                where j.id = w.id
+                limit 1
+            ) d
+            group by d.task, d.class, d.fingerprint;
             perform pgqueue._reopen_children(v_ended.ids);
         end if;
     end if;

@@ -12,7 +12,7 @@ as $$
 declare
     v_job record;
 begin
-    select j.id, j.reservation, j.state, j.reserved_by, j.task = '@group' as is_group into v_job
+    select j.id, j.reservation, j.state, j.task = '@group' as is_group into v_job
     from pgqueue.jobs j
     where j.id = cancel.job_id
     for update;
@@ -20,12 +20,7 @@ begin
         return null;
     end if;
     if v_job.state = 'executing' then
-        update pgqueue.jobs
-        set cancel_requested_at = coalesce(cancel_requested_at, pgqueue._clock())
-        where id = cancel.job_id;
-        if pgqueue._may_notify() then
-            perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
-        end if;
+        perform pgqueue._request_cancel(array[v_job.id]);
     elsif v_job.is_group then
         perform pgqueue._cancel_groups(array[v_job.id]);
         if not pgqueue._old_snapshot() then

@@ -23,23 +23,22 @@ begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
     if found then
         v_count := pgqueue._run_now(array[retry.job_id]);
-        return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
-    end if;
-    select h.id, h.granularity, h.kept_until into v_position
-    from pgqueue.history h
-    where h.id = retry.job_id and h.state = any (v_ended)
-    for update;
-    if found and exists (select from pgqueue.history h where h.id = retry.job_id and h.task = '@group') then
-        perform pgqueue._refuse(
-            format('%s is a group', retry.job_id), 'It ended as its members did.',
-            'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
-        );
-    end if;
-    if v_position.id is not null then
-        v_count := pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
-    end if;
-    if v_count > 0 and retry.dependents then
-        perform pgqueue._reopen_children(array[v_position.id]);
+    else
+        select h.id, h.granularity, h.kept_until, h.task into v_position
+        from pgqueue.history h
+        where h.id = retry.job_id and h.state = any (v_ended)
+        for update;
+        if v_position.task = '@group' then
+            perform pgqueue._refuse(
+                format('%s is a group', retry.job_id), 'It ended as its members did.',
+                'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
+            );
+        elsif found then
+            v_count := pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+        end if;
+        if v_count > 0 and retry.dependents then
+            perform pgqueue._reopen_children(array[v_position.id]);
+        end if;
     end if;
     return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
 end

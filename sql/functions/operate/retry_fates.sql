@@ -1,6 +1,6 @@
 -- retry_fates: what became of the jobs that bulk retries brought back.
 --
--- The jobs of a retry are listed with it (_record_retries). Live ones are looked up by their ids, 250 in all at most; the
+-- The jobs of a retry are listed with it, by _act. Live ones are looked up by their ids, 250 in all at most; the
 -- dead and the cancelled are read by their index, between the first and the last id, 10,000 of each at most. Whatever is
 -- neither has succeeded, or was deleted. Locks nothing.
 
@@ -67,18 +67,3 @@ comment on function pgqueue.retry_fates(integer) is
     'What became of the jobs that retry_many() brought back within a day, the newest retry first: a row for each call, task and fingerprint of the error they had died of. '
     'jobs: how many; waiting (blocked and to be retried too) and executing: of looked_at of them; dead and cancelled: of all, at least that many where is_cut; the others have succeeded, or were deleted. '
     'select at, actor, task, jobs, waiting, executing, dead from pgqueue.retry_fates(); [reader]';
-
--- Lists jobs that came back, by what they had died of.
-create or replace function pgqueue._record_retries(p_ids bigint[])
-returns void
-language sql
-as $$
-    insert into pgqueue.retries (at, actor, task, class, fingerprint, job_ids)
-    select pgqueue._clock(), pgqueue._actor(), d.task, d.class, d.fingerprint, array_agg(d.id order by d.id)
-    from (
-        select j.id, j.task, j.errors -> -1 ->> 'class' as class, pgqueue._fingerprint(pgqueue._first_line(j.errors)) as fingerprint
-        from unnest(p_ids) w (id)
-        cross join lateral (select x.id, x.task, x.errors from pgqueue.jobs x where x.id = w.id limit 1) j
-    ) d
-    group by d.task, d.class, d.fingerprint
-$$;
