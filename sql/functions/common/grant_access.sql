@@ -78,19 +78,21 @@ create or replace function pgqueue._follow_roles()
 returns void
 language plpgsql
 as $$
-declare
-    v_found record;
 begin
-    for v_found in
+    with moved as materialized (
         select f.*
         from pgqueue._roles_of_grants() f
         where f.now_oid is not null and (f.role_oid is distinct from f.now_oid or f.role <> f.now_name)
-    loop
-        delete from pgqueue.grants g where g.role = v_found.role and g.kind = v_found.kind;
-        insert into pgqueue.grants (role, kind, role_oid)
-        values (v_found.now_name, v_found.kind, v_found.now_oid)
-        on conflict (role, kind) do update set role_oid = excluded.role_oid;
-    end loop;
+    ),
+    gone as (
+        delete from pgqueue.grants g
+        using moved m
+        where g.role = m.role and g.kind = m.kind
+        returning m.now_name, g.kind, m.now_oid
+    )
+    insert into pgqueue.grants (role, kind, role_oid)
+    select distinct on (o.now_name, o.kind) o.now_name, o.kind, o.now_oid from gone o order by o.now_name, o.kind
+    on conflict (role, kind) do update set role_oid = excluded.role_oid;
 end
 $$;
 

@@ -13,27 +13,22 @@ create or replace function pgqueue.declare_task(
     store_result boolean default null, docs text default null, owner text default null
 )
 returns boolean
-language plpgsql security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_options constant jsonb := jsonb_build_object(
-        'declared_queue', declare_task.queue, 'declared_priority', declare_task.priority,
-        'declared_max_attempts', declare_task.max_attempts, 'declared_retry_policy', declare_task.retry_policy,
-        'declared_retry_delay', declare_task.retry_delay, 'declared_retry_jitter', declare_task.retry_jitter,
-        'declared_expires_in', declare_task.expires_in, 'declared_retention_succeeded', declare_task.retention_succeeded,
-        'declared_retention_cancelled', declare_task.retention_cancelled,
-        'declared_retention_dead', declare_task.retention_dead, 'declared_retry_cap', declare_task.retry_cap,
-        'declared_retry_delays', declare_task.retry_delays, 'declared_retry_queue', declare_task.retry_queue,
-        'declared_accumulate', declare_task.accumulate, 'declared_batch_size', declare_task.batch_size,
-        'declared_timeout', declare_task.timeout, 'declared_max_crashes', declare_task.max_crashes,
-        'declared_store_result', declare_task.store_result, 'declared_docs', declare_task.docs,
-        'declared_owner', declare_task.owner
-    );
-begin
-    perform pgqueue._check_name('task', declare_task.task);
-    return (select w.is_written from pgqueue._write_options('task', declare_task.task, v_options, true) w);
-end
+    select pgqueue._check_name('task', declare_task.task);
+    select w.is_written
+    from (
+        select declare_task.queue, declare_task.priority, declare_task.max_attempts, declare_task.retry_policy,
+            declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in, declare_task.retention_succeeded,
+            declare_task.retention_cancelled, declare_task.retention_dead, declare_task.retry_cap, declare_task.retry_delays,
+            declare_task.retry_queue, declare_task.accumulate, declare_task.batch_size, declare_task.timeout,
+            declare_task.max_crashes, declare_task.store_result, declare_task.docs, declare_task.owner
+    ) o
+    cross join lateral (
+        select jsonb_object_agg('declared_' || e.name, e.value) as options from jsonb_each(to_jsonb(o)) e (name, value)
+    ) d
+    cross join lateral pgqueue._write_options('task', declare_task.task, d.options, true) w
 $$;
 
 comment on function pgqueue.declare_task is
