@@ -14,6 +14,8 @@ declare
     -- A run that is found later than this was missed: maintenance runs about once a second.
     v_in_time timestamptz := p_now - interval '10 s';
     v_cap constant integer := case when p_schedule.overlap = 'skip' then 1 else p_schedule.catch_up_cap end;
+    -- Another rule planned p_due_at: it is unknown since when the present rule holds, so no other run before now is owed.
+    v_to constant timestamptz := case when p_is_planned then p_now else p_due_at end;
     v_at timestamptz;
 begin
     instants := '{}';
@@ -22,46 +24,34 @@ begin
         p_schedule.spec := pgqueue._cron_parse(p_schedule.expression);
         p_schedule.expression := null;
     end if;
+    next_at := pgqueue._next_instant(p_schedule, p_now);
     if p_due_at is null then
-        next_at := pgqueue._next_instant(p_schedule, p_now);
         return;
     end if;
 
-    -- Another rule planned this instant. It is unknown since when the present rule holds, so no run before now is owed.
-    next_at := pgqueue._next_instant(p_schedule, case when p_is_planned then p_due_at else p_now end);
-    if next_at is null or next_at > p_now then
-        if p_due_at >= v_in_time or p_schedule.catch_up <> 'skip' then
-            instants := array[p_due_at];
-        else
-            passed_from := p_due_at;
-        end if;
-        return;
-    end if;
-
-    -- Several are due: those that are in time run, or with "all" as many as the cap allows, in order.
+    -- Those that are in time run, or with "all" as many as the cap allows, in order.
     v_at := case
         when p_schedule.catch_up = 'all' or p_due_at >= v_in_time then p_due_at
         else pgqueue._next_instant(p_schedule, v_in_time - interval '1 us')
     end;
-    while v_at <= p_now and cardinality(instants) < v_cap loop
+    while v_at <= v_to and cardinality(instants) < v_cap loop
         instants := instants || v_at;
         v_at := pgqueue._next_instant(p_schedule, v_at);
     end loop;
-    if v_at <= p_now then
+    if v_at <= v_to then
         -- There are more than the cap: the latest run.
         instants := '{}';
-        v_at := pgqueue._last_instant(p_schedule, p_due_at, p_now);
+        v_at := pgqueue._last_instant(p_schedule, p_due_at, v_to);
         while v_at is not null and cardinality(instants) < v_cap loop
             instants := v_at || instants;
             v_at := pgqueue._last_instant(p_schedule, p_due_at, v_at - interval '1 us');
         end loop;
     elsif cardinality(instants) = 0 and p_schedule.catch_up = 'last' then
-        instants := array[pgqueue._last_instant(p_schedule, p_due_at, p_now)];
+        instants := array[pgqueue._last_instant(p_schedule, p_due_at, v_to)];
     end if;
     if cardinality(instants) = 0 or instants[1] > p_due_at then
         passed_from := p_due_at;
     end if;
-    next_at := pgqueue._next_instant(p_schedule, p_now);
 end
 $$;
 
