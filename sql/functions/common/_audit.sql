@@ -25,7 +25,7 @@ begin
                 else coalesce(p_filter, '{}')
             end
             -- The audit outlives the jobs.
-            || case when p_filter ? 'args' then '{"args": "changed"}' else '{}' end
+            || case when p_filter ? 'args' then '{"args": "changed"}'::jsonb else '{}' end
         ),
         p_changed,
         left(coalesce(nullif(current_setting('pgqueue.via', true), ''), nullif(current_setting('application_name'), ''), 'sql'), 256)

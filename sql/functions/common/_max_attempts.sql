@@ -8,8 +8,8 @@ as $$
     select coalesce(p_of_job, p_of_task, case when p_accumulate then 26 else 11 end)
 $$;
 
--- The state of a job that is ready again. A job that comes back from history keeps its errors, and its attempts are counted from zero, so it is waiting and not
--- failed. Inlined: no SET.
+-- The state of a job that is ready again. One that comes back from history keeps its errors, and its attempts are counted from
+-- zero, so it is waiting and not failed. Inlined: no SET.
 create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
 returns pgqueue.job_state
 language sql immutable parallel safe
