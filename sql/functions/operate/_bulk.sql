@@ -140,7 +140,7 @@ begin
         select j.id, j.reservation, j.state, j.task = '@group' and p_action <> 'delete_many' as is_group
         from pgqueue.jobs j
         where j.id = w.id and j.state = any (v_states) and (p_filter.queues is null or j.queue like any (p_filter.queues))
-            -- See _update_jobs.
+            -- As update_job() has it.
             and (
                 p_changes is null
                 or (j.task <> '@group' and j.has_steps is not true and (j.attempts = 0 or p_changes - 'args' = '{}'))

@@ -1,7 +1,7 @@
 -- update_many: changes what update_job changes, of many jobs that a filter fits.
 --
 -- Finds jobs without locks, then locks them in the order of their ids (FOR UPDATE SKIP LOCKED), and never waits. See _bulk
--- and _update_jobs.
+-- and update_job.
 
 create or replace function pgqueue.update_many(
     filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,
