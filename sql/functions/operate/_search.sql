@@ -160,7 +160,7 @@ begin
     execute format(
         $x$
         select coalesce(array_agg(c.id) filter (where $1 is null or c.queue = $1), '{}')
-        from (%s limit $3 + 1) c
+        from (select u.id, u.queue from (%s) u limit $3 + 1) c
         having count(*) <= $3
         $x$,
         v_arms
