@@ -23,7 +23,7 @@ declare
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g') collate "C");
     v_fields text[];
     v_spec bytea := decode(repeat('ff', 202), 'hex');
-    -- Of each field: the first byte of its table, and the last value that the table is made from.
+    -- The first byte of the table of each field, and the last value that it is made from.
     v_starts constant integer[] := '{0,61,122,147,180,194}'::integer[];
     v_ends constant integer[] := '{59,59,23,31,12,13}'::integer[];
     v_mask bigint;
