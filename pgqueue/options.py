@@ -219,9 +219,7 @@ class TaskOptions:
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}", hint="give seconds, zero or more")
 
     def _check_policy(self) -> None:
-        policies = get_args(RetryPolicy)
-        if self.retry_policy is not None and self.retry_policy not in policies:
-            raise ConfigError(f"retry_policy is {self.retry_policy!r}", hint=f"give one of {', '.join(policies)}")
+        _check_policy_name(self.retry_policy)
         if self.retry_delays is not None and not isinstance(self.retry_delays, str):
             in_order = [as_interval("retry_delays", each) for each in self.retry_delays]
             object.__setattr__(self, "retry_delays", in_order)
@@ -355,9 +353,6 @@ def no_option(
 
     `called` and `instead` are the names and the answers of Django, where they differ.
     """
-    # Imported here: only a mistake needs it.
-    from difflib import get_close_matches  # noqa: PLC0415
-
     said = f"{of} has no option {name!r}"
     ours = CELERY.get(name, name)
     here = called.get(ours, ours)
@@ -369,6 +364,20 @@ def no_option(
         )
     if ours in JobOptions.__annotations__:
         return TypeError(f"{said}: it is an option of a job, as in task.using({here}=...).enqueue(...)")
+    return _nearest(said, name, known)
+
+
+def no_field(of: str, name: str, known: Collection[str]) -> TypeError:
+    """Return the error for a field that `of` does not have: with the one that was meant, else with all it has."""
+    ours = CELERY.get(name, name)
+    said = f"{of} has no {name!r}"
+    return TypeError(f"{said}: here it is {ours}") if ours in known else _nearest(said, name, known)
+
+
+def _nearest(said: str, name: str, known: Collection[str]) -> TypeError:
+    # Imported here: only a mistake needs it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
     near = get_close_matches(name, known, 1)
     return TypeError(f"{said}: did you mean {near[0]}?" if near else f"{said}; it has {', '.join(known)}")
 
@@ -383,6 +392,8 @@ def check_job_options(options: Mapping[str, object]) -> None:
                 _check_number(name, value, *_NUMBERS[name])
             elif name in _JOB_INTERVALS and isinstance(value, str | int | float):
                 check_interval(name, value)
+            elif name == "retry_policy":
+                _check_policy_name(value, besides="list")
             elif name == "run_at" and isinstance(value, date) and not isinstance(value, datetime):
                 raise ConfigError(f"run_at is the day {value}", hint="give an instant: a datetime with its time zone")
         except ConfigError as error:
@@ -399,6 +410,22 @@ _JOB_INTERVALS = (
     "retry_cap",
     "debounce_max",
 )
+
+
+# For what Celery calls a retry policy, a mapping.
+POLICY_IN_PARTS = 'the rest are options of their own: retry_policy="fixed", retry_delay=30, max_attempts=5'
+
+
+def _check_policy_name(value: object, besides: str = "") -> None:
+    policies = [each for each in get_args(RetryPolicy) if each != besides]
+    if value is None or (isinstance(value, str) and value in policies):
+        return
+    hint = f"give one of {', '.join(policies)}"
+    if isinstance(value, dict):
+        hint += f"; {POLICY_IN_PARTS}"
+    elif value == besides:
+        hint += f"; {besides} is an option of the task"
+    raise ConfigError(f"retry_policy is {value!r}", hint=hint)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -36,8 +36,19 @@ from pgqueue.typed import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What other queues call enqueue.
-CALLED_ELSEWHERE = ("delay", "apply_async", "send", "defer", "perform_async")
+# What other queues call enqueue, and what Celery calls a job that is not enqueued yet.
+_ENQUEUES = (
+    "delay",
+    "apply_async",
+    "delay_on_commit",
+    "apply_async_on_commit",
+    "send",
+    "send_with_options",
+    "defer",
+    "defer_async",
+    "perform_async",
+)
+_JOBS = ("s", "si", "signature", "subtask")
 
 
 class Task(Target, Generic[P, R]):
@@ -99,12 +110,13 @@ class Task(Target, Generic[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             # Only what other queues call it, and what is not there, comes here.
-            if name in CALLED_ELSEWHERE:
-                raise AttributeError(
-                    f"a task has no {name}(): enqueue it on a connection, in its transaction:"
-                    f" {self.name}.enqueue(connection, ...)"
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_attribute(
+                self,
+                name,
+                "enqueue it on a connection, in its transaction, with which the job is committed:"
+                " {task}.enqueue(connection, ...)",
+                "{task}.job(...) is a job for pgqueue.chain(connection, ...) and enqueue_batch(connection, ...)",
+            )
 
     @overload
     def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
@@ -307,6 +319,17 @@ class JobTask(Task[P, R]):
 
     def __call__(self, job: Job, /, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
         return self.function(job, *args, **kwargs)
+
+
+def no_attribute(task: Any, name: str, enqueues: str, jobs: str) -> AttributeError:
+    """Return the error for a name that a task does not have: with the way out, where other queues have it.
+
+    `enqueues` and `jobs` are the ways out, with {task} for its name, which an unfinished copy does not have.
+    """
+    way = enqueues if name in _ENQUEUES else jobs if name in _JOBS else None
+    if way is None:
+        return AttributeError(f"{type(task).__name__!r} object has no attribute {name!r}", name=name, obj=task)
+    return AttributeError(f"a task has no {name}(): {way.replace('{task}', task.name)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ EXAMPLES = {
     "events list": "pgqueue events list --by-size",
     "events delete": "pgqueue events delete paid:17",
     "queues list": "pgqueue queues list",
-    "queues pause": "pgqueue queues pause mail",
+    "queues pause": "pgqueue queues pause mail --reason 'the provider is down'",
     "queues resume": "pgqueue queues resume mail",
     "queues set": "pgqueue queues set mail --weight 3 --retention-dead '30 days'",
     "queues purge": "pgqueue queues purge mail",

@@ -13,7 +13,7 @@ from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
 from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
-from pgqueue.options import Interval, no_option
+from pgqueue.options import POLICY_IN_PARTS, Interval, no_option
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
 OPTION_TYPES = {
@@ -143,6 +143,10 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
             value = list(value)
+        elif isinstance(value, dict):
+            # The error of a driver would not name the option.
+            hint = f"give its name; {POLICY_IN_PARTS}" if name == "retry_policy" else "give a text or a number"
+            raise InvalidArgument(f"{name} is {value!r}", hint=hint)
         names.append(name)
         values.append(value)
     return tuple(names), values

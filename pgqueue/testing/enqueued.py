@@ -12,6 +12,7 @@ from pgqueue.db.call import Call, Row
 from pgqueue.db.json import loaded, to_json
 from pgqueue.enqueue import Named
 from pgqueue.logs import how_many
+from pgqueue.options import no_field
 from pgqueue.tasks import Task
 
 T = TypeVar("T")
@@ -165,7 +166,7 @@ def _ask(
 ) -> T | Awaitable[T]:
     for name in wanted:
         if name not in EnqueuedJob.__slots__:
-            raise TypeError(f"a job has no {name!r}; it has {', '.join(EnqueuedJob.__slots__)}")
+            raise no_field("a job", name, EnqueuedJob.__slots__)
     if isinstance(task, Task) and "args" in wanted and not callable(wanted["args"]):
         # A misspelt name would fit no job, which is what a test that refutes one expects.
         _in_json(task, wanted["args"])

@@ -244,6 +244,9 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
     assert (listed["queue"], listed["weight"], listed["waiting"]) == ("mail", 3, 1)
     assert re.search(r"^mail +3 +1 +0 +0 +0 +0 +\d+ s ago$", run("queues", "list").out, re.MULTILINE)
     assert run("queues", "resume", "mail").out == "Queue mail: resumed\n"
+    assert run("queues", "pause", "mail", "--reason", "the provider is down").out == "Queue mail: paused\n"
+    assert value(conn, "select reason from pgqueue.pauses where until > now()") == "the provider is down"
+    assert run("queues", "resume", "mail").out == "Queue mail: resumed\n"
     assert run("queues", "set", "mail", "--reset", "retention-dead", "--json").json() == {
         "queue": "mail",
         "changed": True,

@@ -178,12 +178,34 @@ def test_an_option_of_none_is_as_if_it_had_been_left_out(conn: psycopg.Connectio
         ({"priority": 500}, InvalidArgument, "priority is 500; give a whole number from -100 to 100"),
         ({"max_attempts": 0}, InvalidArgument, "max_attempts is 0"),
         ({"delay": "soon"}, InvalidArgument, "delay is 'soon', which is not an interval"),
+        (
+            {"retry_policy": {"max_retries": 3}},
+            InvalidArgument,
+            "retry_policy is {'max_retries': 3}; give one of fixed, ",
+        ),
+        (
+            {"retry_policy": "list"},
+            InvalidArgument,
+            "retry_policy is 'list'; give one of fixed, exponential, sidekiq, dou",
+        ),
         ({"dedupe_for": "5 minuts"}, InvalidArgument, "dedupe_for is '5 minuts', which is not an interval"),
     ],
 )
 def test_using_refuses_at_once_what_no_job_can_have(options: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=re.escape(said)):
         send.using(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("retry_policy", 'options of their own: retry_policy="fixed"'), ("key", "give a text or a number")],
+)
+def test_a_mapping_in_the_place_of_a_text_is_refused_by_the_name_of_its_option(
+    option: str, said: str, conn: psycopg.Connection
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"{option} is {{'max_retries': 3}}")) as refused:
+        pgqueue.enqueue(conn, "t", **{option: {"max_retries": 3}})  # type: ignore[call-overload]
+    assert said in str(refused.value)
 
 
 def test_using_leaves_the_task_as_it_was(conn: psycopg.Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from contextlib import asynccontextmanager, contextmanager
@@ -176,10 +177,15 @@ def test_a_context_manager_is_no_task(make: Callable[..., Any]) -> None:
 
 def test_what_other_queues_call_it_says_what_it_is_here() -> None:
     task = App().task(name="t")(lambda: None)
-    for name in ("delay", "apply_async"):
+    for name in ("delay", "apply_async", "delay_on_commit"):
         with pytest.raises(AttributeError, match=r"enqueue it on a connection.* t\.enqueue\(connection"):
             getattr(task, name)
+    for name in ("s", "si", "signature"):
+        with pytest.raises(AttributeError, match=rf"no {name}\(\): t\.job\(\.\.\.\) is a job for pgqueue\.chain"):
+            getattr(task, name)
     assert not hasattr(task, "delayed")
+    # A copy is asked for names before it has its own.
+    assert copy.copy(task).name == "t"
 
 
 def test_an_option_of_the_job_among_the_arguments_is_told_where_it_belongs() -> None:
@@ -236,6 +242,7 @@ def test_the_job_parameter_is_not_for_the_producer() -> None:
         ("timeout", timedelta(days=8), "from zero to 7 days"),
         ("retry_policy", "expo", "exponential"),
         ("retry_policy", "list", "retry_delays"),
+        ("retry_policy", {"max_retries": 3}, 'the rest are options of their own: retry_policy="fixed"'),
         ("retry_delays", "5 min", "1 to 1000 intervals"),
         ("retry_delays", ["5 min", "7 minuts"], "5 min"),
         ("max_attempts", 0, "a whole number from 1 to 100000"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import psycopg
@@ -132,8 +133,26 @@ def test_a_codec_is_read_where_the_task_is_given(conn: psycopg.Connection) -> No
 
 
 def test_a_field_that_jobs_do_not_have_is_refused_by_name(conn: psycopg.Connection) -> None:
-    with pytest.raises(TypeError, match="a job has no 'arg'; it has id, task, args"):
-        enqueued(conn, mail, arg={})
+    with pytest.raises(TypeError, match="a job has no 'colour'; it has id, task, args"):
+        enqueued(conn, mail, colour="red")
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("arg", "a job has no 'arg': did you mean args?"),
+        ("qeue", "a job has no 'qeue': did you mean queue?"),
+        ("queue_name", "a job has no 'queue_name': here it is queue"),
+        ("eta", "a job has no 'eta': here it is run_at"),
+        ("max_retries", "a job has no 'max_retries': here it is max_attempts"),
+    ],
+)
+def test_a_field_of_another_name_is_refused_with_the_name_that_it_has(
+    field: str, said: str, conn: psycopg.Connection
+) -> None:
+    for ask in (enqueued, assert_enqueued, refute_enqueued):
+        with pytest.raises(TypeError, match=re.escape(said)):
+            ask(conn, mail, **{field: "mail"})
 
 
 async def test_on_an_async_connection_all_of_them_are_awaited(database: Database) -> None:

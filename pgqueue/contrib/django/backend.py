@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -20,9 +21,9 @@ from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult
 from pgqueue.contrib.django.connections import check_no_connection
 from pgqueue.contrib.django.handlers import Native, declare, declared
 from pgqueue.enqueue import one, send
-from pgqueue.errors import ConfigError
+from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options, no_option
-from pgqueue.tasks import CALLED_ELSEWHERE
+from pgqueue.tasks import no_attribute
 
 T = TypeVar("T")
 
@@ -112,12 +113,14 @@ class PgqueueTask(Task):
 
         def __getattr__(self, name: str) -> Any:
             # Only what other queues call it, and what is not there, comes here.
-            if name in CALLED_ELSEWHERE:
-                raise AttributeError(
-                    f"a task has no {name}(): enqueue it, in the open transaction: {self.name}.enqueue(...),"
-                    f" or later: {self.name}.using(delay=60).enqueue(...)"
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_attribute(
+                self,
+                name,
+                "enqueue it, in the open transaction, with which the job is committed: {task}.enqueue(...),"
+                " or later: {task}.using(delay=60).enqueue(...)",
+                "enqueue it, and what runs after it with depends_on: first = {task}.enqueue(...);"
+                " other.using(depends_on=[int(first.id)]).enqueue(...)",
+            )
 
     def using(self, **changes: Any) -> PgqueueTask:
         """Return this task with other options for its next jobs.
@@ -128,6 +131,12 @@ class PgqueueTask(Task):
             if name in _OF_TASKS:
                 raise TypeError(f"{name} is an option of the task and not of one job: give it to @task(...)")
             raise _no_option("a job", name, Native.options_of_jobs)
+        at = changes.get("run_after")
+        if at is not None and not isinstance(at, datetime):
+            # Django asks it for its time zone, which only a datetime has.
+            raise InvalidArgument(
+                f"run_after is {at!r}", hint=f"give a datetime; or how long from now: {self.name}.using(delay=60)"
+            )
         # The values of the others are Django's to check.
         check_job_options({name: changes[name] for name in changes if name in _OPTIONS})
         return replace(self, **_kept({name: value for name, value in changes.items() if value is not None}))

@@ -141,11 +141,16 @@ class EnqueueTest(TestCase):
 
     def test_the_names_of_other_queues_are_answered_with_the_way_out(self):
         for task in (tasks.noop, tasks.receipt, tasks.receipt.using(delay=60)):
-            for name in ("delay", "apply_async"):
+            for name in ("delay", "apply_async", "delay_on_commit"):
                 with self.subTest(name), self.assertRaises(AttributeError) as raised:
                     getattr(task, name)(1)
                 self.assertIn(f"a task has no {name}()", str(raised.exception))
                 self.assertIn(f"{task.name}.using(delay=60).enqueue(...)", str(raised.exception))
+        for name in ("s", "si", "signature"):
+            with self.assertRaisesMessage(
+                AttributeError, f"a task has no {name}(): enqueue it, and what runs after it"
+            ):
+                getattr(tasks.noop, name)
         with self.assertRaisesMessage(AttributeError, "'PgqueueTask' object has no attribute 'nonsense'"):
             _ = tasks.noop.nonsense
 
@@ -329,6 +334,12 @@ class EnqueueTest(TestCase):
             tasks.noop.using(priority=101)
         with self.assertRaises(InvalidTask):
             tasks.noop.using(run_after=timezone.now().replace(tzinfo=None))
+
+    def test_a_time_that_is_none_is_refused_with_the_way_out(self):
+        for given in (60, "2026-12-24", timedelta(minutes=1)):
+            with self.subTest(given), self.assertRaisesMessage(InvalidArgument, f"run_after is {given!r}") as raised:
+                tasks.noop.using(run_after=given)
+            self.assertIn("noop.using(delay=60)", raised.exception.hint)
 
     @override_settings(TASKS={"default": {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": ["one"]}})
     def test_a_queue_that_the_settings_do_not_name_is_refused(self):
