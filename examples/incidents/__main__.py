@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,9 @@ from examples.incidents.scenes import INCIDENTS
 from examples.incidents.stage import Stage
 from pgqueue.schema.migrate import migrate
 from pgqueue.schema.status import status
+
+# What ends it, with its workers.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
@@ -38,6 +42,8 @@ def main() -> int:
     incident = INCIDENTS[given.name]
     if status(given.dsn).revision is None:
         migrate(given.dsn)
+    for number in _ENDING:
+        signal.signal(number, signal.default_int_handler)
     stage = Stage(given.dsn, given.small)
     try:
         if stage.live("true") or stage.value("select count(*) from pgqueue.workers"):
@@ -60,6 +66,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     finally:
+        # A second signal must not leave a worker behind.
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         stage.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -126,6 +128,25 @@ def test_a_database_in_use_is_refused(database: Database, stage: Stage) -> None:
     )
     assert done.returncode == 2
     assert "give one for practice alone" in done.stderr
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_program_leaves_no_worker_behind(
+    ends: signal.Signals, database: Database, conn: psycopg.Connection
+) -> None:
+    command = [sys.executable, "-m", "examples.incidents", "key", "--small", "--dsn", database.dsn]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            assert any("It stands until Ctrl-C" in line for line in program.stdout)
+            pid = value(conn, "select (info ->> 'pid')::integer from pgqueue.workers")
+            os.kill(pid, 0)
+            program.send_signal(ends)
+            assert program.wait(60) == 0
+        finally:
+            program.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.parametrize(
