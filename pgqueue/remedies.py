@@ -1,4 +1,4 @@
-"""What to do, as SQL says it, in commands of the command line where there are such."""
+"""What why_late() and doctor() say, for people: numbers with thousands apart, and commands of the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,51 @@ _CALL = re.compile(r"select (?:\* from )?pgqueue\.(\w+)\(((?:'(?:[^']|'')*'|[^'(
 _ARGUMENT = re.compile(r"\s*(?:(\w+) => )?(?:array\[)?\s*(E?'(?:[^']|'')*'|[^\s,\[\]]+)\]?,?")
 
 
-def with_commands(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of why_late() or doctor() with commands in its remedy.
+# A number of things, and no id: what is counted stands behind it.
+_COUNT = re.compile(
+    r"(?<![\w.,:/'\"-])(?<!job )\d{4,}(?=(?:\.\d+)? (?:jobs|dead|live|of|transactions|sessions|attempts|units|slots"
+    r"|workers|partitions|functions|connections|a second|come in)\b)"
+)
+
+# A command stands at the beginning, or behind a colon or a semicolon, and ends at a semicolon that no quotes hold. What
+# follows one of ours behind a comma is said of it.
+_QUOTED = r"'(?:[^'])*'|\"[^\"]*\""
+_COMMAND = re.compile(
+    rf"(?:^|(?<=[:;] ))(?:pgqueue (?:{_QUOTED}|,(?! )|[^;,'\"])+"
+    rf"|(?:select|alter|vacuum|revoke|grant|create role|rollback prepared)\b(?:{_QUOTED}|[^;'\"])+;?)"
+)
+
+
+def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of why_late() or doctor() with thousands apart in its evidence and with commands in its remedy.
 
     "select pgqueue.resume('queue', 'mail', 'operator');" becomes "pgqueue queues resume mail".
     """
-    return {**row, "remedy": _CALL.sub(_written, str(row["remedy"]))}
+    return {
+        **row,
+        "evidence": with_thousands(str(row["evidence"] or "")),
+        "remedy": _CALL.sub(_written, str(row["remedy"])),
+    }
+
+
+def with_thousands(text: str) -> str:
+    """Return a text of the database's with thousands apart in its numbers of things: "about 39,704 jobs"."""
+    return _COUNT.sub(lambda found: f"{int(found[0]):,}", text)
+
+
+def steps(remedy: str) -> list[tuple[str, bool]]:
+    """Split a remedy into words and commands, each with whether it is a command.
+
+    "wait, or: pgqueue jobs cancel 7" is ("wait, or:", False), ("pgqueue jobs cancel 7", True).
+    """
+    found: list[tuple[str, bool]] = []
+    end = 0
+    for command in _COMMAND.finditer(remedy):
+        found += [(remedy[end : command.start()], False), (command[0], True)]
+        end = command.end()
+    found.append((remedy[end:], False))
+    parts = ((text.strip() if is_command else text.strip(" ;,"), is_command) for text, is_command in found)
+    return [(text, is_command) for text, is_command in parts if text]
 
 
 def _written(call: re.Match[str]) -> str:

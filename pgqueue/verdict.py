@@ -68,6 +68,15 @@ def age(numbers: Mapping[str, Any]) -> float:
     return float(lag if lag >= LATE or stuck_for < VERY_LATE else stuck_for)
 
 
+def still_late(late: Sequence[Mapping[str, Any]], queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of why_late() but those of queues that caught up since, by numbers, which are read more often.
+
+    What the numbers do not have stays, such as a task that no worker knows, before the first sample.
+    """
+    on_time = {each["queue"] for each in queues if level(each) == "ok"}
+    return [row for row in late if row["lag"] < LATE or row["queue_name"] not in on_time]
+
+
 def reach(
     late: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, str]],

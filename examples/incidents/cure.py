@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from examples.incidents.scenes import Incident
 from examples.incidents.stage import MODULE, Stage
-
-# A command begins a remedy, or stands after a colon or a semicolon.
-_COMMAND = re.compile(r"(?:^|[:;] )(pgqueue [^;]+|select [^;]+)")
+from pgqueue.remedies import steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Measured:
 
 def commands_of(remedy: str) -> tuple[str, ...]:
     """Return the commands that a remedy prints: of two ways, the first."""
-    return tuple(_COMMAND.findall(remedy.partition("; or ")[0]))
+    return tuple(text.rstrip(";") for text, is_command in steps(remedy.partition("; or ")[0]) if is_command)
 
 
 def words_of(page: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
-from pgqueue.remedies import with_commands
+from pgqueue.remedies import for_people
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def why_late(queue: str | None = None) -> Call[list[dict[str, Any]]]:
 
 
 def _read_remedies(rows: list[Row]) -> list[dict[str, Any]]:
-    return [with_commands(row[0]) for row in rows]
+    return [for_people(row[0]) for row in rows]
 
 
 # How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.

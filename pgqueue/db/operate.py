@@ -10,6 +10,7 @@ from typing import Any
 
 from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
 from pgqueue.db.json import Document, from_json, to_json
+from pgqueue.remedies import with_thousands
 
 
 def outcome(job_id: int) -> Call[Row | None]:
@@ -270,7 +271,12 @@ def ask_stack(job_id: int) -> Call[str | None]:
 
 def explain(job_id: int) -> Call[dict[str, Any]]:
     """Read why a job is not running: state, reason, detail, until, behind."""
-    return Call(b"select pgqueue.legible(to_jsonb(e)) from pgqueue.explain(%s::bigint) e", (job_id,), read_first)
+    return Call(b"select pgqueue.legible(to_jsonb(e)) from pgqueue.explain(%s::bigint) e", (job_id,), _read_explained)
+
+
+def _read_explained(rows: list[Row]) -> dict[str, Any]:
+    found: dict[str, Any] = read_first(rows)
+    return {**found, "detail": with_thousands(str(found["detail"]))}
 
 
 def set_limit(

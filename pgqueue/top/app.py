@@ -255,9 +255,10 @@ class Top(App[None]):
             try:
                 stats.append(ask(observe.stats()))
                 if tab == "overview":
-                    late = self._shared(name, 10.0, observe.why_late)
-                    findings = self._shared(name, 60.0, observe.doctor)
                     queues = [each for each in stats[-1]["queues"] if not each["queue"].startswith("@")]
+                    causes = self._shared(name, 10.0, observe.why_late)
+                    late = verdict.still_late(causes, queues)
+                    findings = self._shared(name, 60.0, observe.doctor)
                     rows += [(name, row) for row in _overview(queues, late, findings)]
                     found = verdict.reach(late, findings, queues, len(stats[-1]["workers"]))
                     # The worst of several databases.

@@ -56,6 +56,8 @@ _PAGES: dict[str, _Handler] = {
     "/metrics": pages.metrics_text,
     "/series": pages.points,
 }
+# Without a navigation, which has the number of the dead.
+_NUMBERS = (pages.metrics_text, pages.points)
 _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,
     "/queue": actions.queue,
@@ -163,13 +165,15 @@ def static_files() -> Mount:
 
 
 def guard(options: Options) -> Middleware:
-    """Return the prefix of the address of every page."""
+    """Return what admits requests: known hosts, users, and changes that the pages themselves ask for."""
     return Middleware(Guard, authorize=options.authorize, hosts=options.allowed_hosts, origin=options.origin)
 
 
 async def _answer(handler: _Handler, context: Context) -> Response:
     try:
         await context.find_rights()
+        if handler not in _NUMBERS:
+            await context.database.have_numbers()
         return await handler(context)
     except (HTTPException, PgQueueError, psycopg.Error, PoolTimeout) as error:
         return context.problem(error)

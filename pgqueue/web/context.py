@@ -175,6 +175,7 @@ class Context:
             query=self.query,
             template=template.removesuffix(".html"),
             missing=self.missing,
+            counts=(self.database.last("stats") or {}).get("total"),
             **values,
         )
         tag = f'W/"{hashlib.blake2b(body.encode(), digest_size=12).hexdigest()}"'

@@ -7,14 +7,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from pgqueue.db import observe
 from pgqueue.db.call import Call, perform_async
+from pgqueue.errors import PgQueueError
 from pgqueue.web.users import User
 
 T = TypeVar("T")
@@ -25,6 +26,9 @@ Pool = AsyncConnectionPool[Connection]
 # Seconds that a statement of a page may take, and one that acts.
 TIMEOUT = 5
 _ACTS_WITHIN = 60
+
+# Seconds that a page waits for the number beside *Dead*, before it does without.
+_BADGE_WITHIN = 0.5
 
 # The pages write intervals in words, and read them in this style. Everything that they read has an index; for times
 # that depend on the clock the planner expects a third of a table, and would read all samples for those of a minute.
@@ -75,6 +79,17 @@ class PageDatabase:
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
         shared: T = await asyncio.shield(asking)
         return shared
+
+    def last(self, key: object) -> Any:
+        """Return the last answer that was shared, of any age; None: there is none."""
+        found = self._answers.get(key)
+        return None if found is None else found[1]
+
+    async def have_numbers(self) -> None:
+        """See that there are numbers of the queue, of a minute ago at most, without a page having to wait for them."""
+        with suppress(TimeoutError, psycopg.Error, PgQueueError, PoolTimeout, OSError):
+            async with asyncio.timeout(_BADGE_WITHIN):
+                await self.shared("stats", 60.0, observe.stats)
 
     async def stats(self) -> dict[str, Any]:
         """Return the numbers of the queue: from the last sample, or counted, once in 3 s, while none is taken."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from starlette.responses import Response
 
 from pgqueue.db import observe
@@ -11,9 +14,12 @@ from pgqueue.web.context import Context
 # Parts that the page can do without.
 _MASKS, _FATES = "what is behind the masks", "what became of those that were retried"
 
+# Within how many seconds the last job of a group died, by the name of the choice.
+SINCE = {"1 h": 3600, "1 d": 86_400, "7 d": 604_800}
+
 
 async def dead(context: Context) -> Response:
-    """The dead jobs, by their last error. The group that the address names is open."""
+    """The dead jobs by their last error, those that fit a text and a time. The group that the address names is open."""
     name, now, shared = context.query("queue") or None, context.now(), context.database.shared
     groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
     stats = await context.database.stats()
@@ -24,10 +30,21 @@ async def dead(context: Context) -> Response:
     if group is not None:
         reading = shared(("lines", name, opened), 60.0, lambda: observe.dead_lines(group, name))
         behind = dying.behind(group["fingerprint"], await context.part(_MASKS, reading, []))
+    wanted, since = context.query("find").strip(), context.query("since")
+    seconds = SINCE.get(since)
+    shown = [
+        each
+        for each in groups
+        if _fits(each, wanted) and (seconds is None or render.is_within(each["last_at"], seconds, now))
+    ]
     listed = {render.group_key(each) for each in groups}
     return context.page(
         "dead.html",
         groups=groups,
+        shown=shown,
+        within={render.group_key(each): dying.died_within(each, seconds, now) for each in shown},
+        given={"queue": name or "", "find": wanted, "since": since if since in SINCE else ""},
+        since=SINCE,
         queue=name,
         opened=opened if behind else "",
         behind=behind,
@@ -44,3 +61,9 @@ async def dead(context: Context) -> Response:
         growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
         now=now,
     )
+
+
+def _fits(group: Mapping[str, Any], wanted: str) -> bool:
+    """Tell whether a text is part of the task, a queue, the class or the line of a group."""
+    texts = (group["task"], *group["queues"], group["class"], group["fingerprint"], group["line"])
+    return any(wanted.casefold() in str(each or "").casefold() for each in texts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pgqueue.web.render import group_key, masks_of, stamp
+from pgqueue.web.render import group_key, is_within, masks_of, stamp
 
 # What each mask of a fingerprint stands for, as pgqueue._fingerprint finds it.
 _MASKED = {
@@ -65,6 +65,16 @@ def behind(fingerprint: str, lines: Sequence[Sequence[Any]]) -> Behind:
     ]
     newest = [(last_id, last_at, line) for line, _, last_id, last_at in lines[:_NEWEST]]
     return Behind(sum(jobs for _, jobs, *_ in lines), masks[:_MASKS], newest)
+
+
+def died_within(group: Mapping[str, Any], seconds: int | None, now: float) -> int | None:
+    """Return how many jobs of a group died within a time, None for ever; None where hours of a day do not tell."""
+    if seconds is None:
+        return None
+    hours = seconds // 3600
+    if hours <= len(group["trend"] or ()):
+        return int(sum(group["trend"][-hours:]))
+    return int(group["jobs"]) if is_within(group["first_at"], seconds, now) else None
 
 
 def _most(counter: Counter[str]) -> list[tuple[str, int]]:

@@ -38,7 +38,7 @@ async def overview(context: Context) -> Response:
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     dead_today = await shared("dead today", 60.0, observe.dead_today)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
-    late = await context.part(LATENESS, context.database.late(), [])
+    late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])

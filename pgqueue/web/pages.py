@@ -52,7 +52,7 @@ async def queues(context: Context) -> Response:
         ],
         sparklines=render.sparklines(trends),
         options={each["name"]: each for each in options},
-        counted_at=stats["sampled_at"] or stats["at"],
+        stats=stats,
         now=context.now(),
     )
 
@@ -86,13 +86,14 @@ async def queue(context: Context) -> Response:
         exact = next((each for each in whole["queues"] if each["queue"] == name), None)
     return context.page(
         "queue.html",
+        stats=stats,
         name=name,
         exact=exact,
         paused_by=paused_by,
         numbers=numbers,
         level=verdict.level(numbers),
         age=verdict.age(numbers),
-        verdict=verdict.reach(late, (), [numbers]),
+        verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),
         rates=lately.rates.get(name, {}),
         slots=capacity.of_queue(name, alive, held, usual, now),
         filling=filling,

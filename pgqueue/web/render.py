@@ -17,6 +17,7 @@ from pgqueue import __version__
 from pgqueue.db import observe
 from pgqueue.logs import how_many
 from pgqueue.redaction import HIDDEN, is_hidden
+from pgqueue.remedies import steps
 from pgqueue.search import quoted
 from pgqueue.web.series import percentile
 from pgqueue.worker.tell.counts import Entry
@@ -24,7 +25,7 @@ from pgqueue.worker.tell.counts import Entry
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
 _NAME_FIRST = re.compile(r"\S+ takes ")
-_COUNT_FIRST = re.compile(r"^the (?:oldest of [^;,]* is|queue has [^;,]*) due since [^;,]*, and ")
+_COUNT_FIRST = re.compile(r"^the (?:oldest of (?:[^;,]|,\d)* is|queue has (?:[^;,]|,\d)*) due since [^;,]*, and ")
 
 # The size of a sparkline, and the seconds that it shows.
 SPARK = (120, 30)
@@ -72,6 +73,7 @@ def environment() -> Environment:
         masked=masked,
         group_key=group_key,
         like=like,
+        steps=lambda remedy: steps(text(remedy)),
     )
     found.globals.update(version=__version__, spark=SPARK)
     return found
@@ -132,9 +134,19 @@ def many(value: float, noun: str) -> str:
     return how_many(value, noun, number)
 
 
-def counted(numbers: Mapping[str, Any], name: str) -> str:
+def counted(numbers: Mapping[str, Any], name: str, is_brief: bool = False) -> str:
     """Write a number of a queue: with + where counting stopped, with ~ where it was not counted in the last sample."""
-    return observe.counted(numbers, name, number)
+    return observe.counted(numbers, name, brief_number if is_brief else number)
+
+
+def brief_number(value: float) -> str:
+    """Write a number in few characters: 999, 1.7k, 17k, 1.2M."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            found = value / limit
+            # Down: what is just below a million is not one.
+            return f"{int(found * 10) / 10:g}{unit}" if found < 10 else f"{int(found)}{unit}"
+    return f"{value:.0f}"
 
 
 def rate(value: float) -> str:

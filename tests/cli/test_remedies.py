@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue.remedies import with_commands
+from pgqueue.remedies import for_people, steps
 from pgqueue.schema import bundled
 from tests.calls import call, enqueue, value
 from tests.cli.commands import commands
@@ -20,7 +20,7 @@ WITHOUT_COMMAND = {"maintain", "close_group", "release_from_parents", "_apply_gr
 
 
 def translated(remedy: str) -> str:
-    return str(with_commands({"remedy": remedy})["remedy"])
+    return str(for_people({"evidence": "", "remedy": remedy})["remedy"])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,70 @@ def test_a_call_of_sql_becomes_the_command_that_makes_it(remedy: str, command: s
 def test_the_remedies_of_two_queues_are_two_commands() -> None:
     one, other = (f"select pgqueue.resume('queue', '{name}', 'operator');" for name in "ab")
     assert translated(f"{one} {other}") == "pgqueue queues resume a; pgqueue queues resume b"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "parts"),
+    [
+        ("pgqueue queues resume mail", ["`pgqueue queues resume mail`"]),
+        (
+            "pgqueue jobs stack 17; pgqueue jobs cancel --task t --state executing",
+            ["`pgqueue jobs stack 17`", "`pgqueue jobs cancel --task t --state executing`"],
+        ),
+        (
+            "raise it, if what it protects allows that: pgqueue limits set queue 'a; b, c: d' --max-executing 2",
+            [
+                "raise it, if what it protects allows that:",
+                "`pgqueue limits set queue 'a; b, c: d' --max-executing 2`",
+            ],
+        ),
+        (
+            "pgqueue limits resume task 'it'\"'\"'s'; then: pgqueue status",
+            ["`pgqueue limits resume task 'it'\"'\"'s'`", "then:", "`pgqueue status`"],
+        ),
+        (
+            "select pg_terminate_backend(17); and set idle_in_transaction_session_timeout",
+            ["`select pg_terminate_backend(17);`", "and set idle_in_transaction_session_timeout"],
+        ),
+        (
+            "create role app_worker login; then: pgqueue grant worker app_worker, and let workers connect as it",
+            [
+                "`create role app_worker login;`",
+                "then:",
+                "`pgqueue grant worker app_worker`",
+                "and let workers connect as it",
+            ],
+        ),
+        (
+            "alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);",
+            ["`alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);`"],
+        ),
+        ("use a pooler, or raise max_connections", ["use a pooler, or raise max_connections"]),
+    ],
+)
+def test_the_commands_of_a_remedy_stand_apart_from_its_words(remedy: str, parts: list[str]) -> None:
+    assert [f"`{text}`" if is_command else text for text, is_command in steps(remedy)] == parts
+
+
+@pytest.mark.parametrize(
+    ("evidence", "shown"),
+    [
+        (
+            "the oldest of about 39704 jobs is due since 2026-11-26",
+            "the oldest of about 39,704 jobs is due since 2026-11-26",
+        ),
+        ("1800 of 12000 attempts within ten minutes failed", "1,800 of 12,000 attempts within ten minutes failed"),
+        ("1234.5 a second start and 999 come in", "1,234.5 a second start and 999 come in"),
+        ("120000 dead and 4500 live rows", "120,000 dead and 4,500 live rows"),
+        ("job 123456 of key a:1234 executes on worker w-2000", "job 123456 of key a:1234 executes on worker w-2000"),
+        (
+            "session 12345 (role r, app) since 2026-11-26 07:00:00",
+            "session 12345 (role r, app) since 2026-11-26 07:00:00",
+        ),
+    ],
+)
+def test_numbers_of_things_have_their_thousands_apart_and_ids_have_not(evidence: str, shown: str) -> None:
+    assert for_people({"evidence": evidence, "remedy": ""})["evidence"] == shown
 
 
 # One call of each function that has a command, as a remedy writes it.

@@ -9,7 +9,9 @@ import httpx
 import psycopg
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from pgqueue.web.dying import behind, fates
+from pgqueue.web.render import brief_number
 from tests.calls import call, enqueue_many, reserve
 from tests.web.conftest import Serve
 from tests.web.test_blocked_by import words
@@ -19,11 +21,16 @@ Ask = Callable[..., httpx.Response]
 HOSTS = ["hooks.lumen.example"] * 8 + ["hooks.acme.example"] * 3
 
 
-def die(conn: psycopg.Connection) -> None:
-    enqueue_many(conn, 11, "deliver", queue="webhooks")
-    for host, row in zip(HOSTS, reserve(conn, 11), strict=True):
-        error = {"class": "ConnectError", "message": f"no answer from {host} within 10 s"}
-        call(conn, "fail", row.id, row.reservation, Jsonb(error), retry=False)
+def die(
+    conn: psycopg.Connection,
+    jobs: int = 11,
+    task: str = "deliver",
+    kind: str = "ConnectError",
+    line: str = "no answer from {} within 10 s",
+) -> None:
+    enqueue_many(conn, jobs, task, queue="webhooks")
+    for host, row in zip(HOSTS, reserve(conn, jobs), strict=False):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": kind, "message": line.format(host)}), retry=False)
 
 
 def test_a_fold_shows_what_is_behind_each_mask(conn: psycopg.Connection, ask: Ask) -> None:
@@ -60,6 +67,47 @@ def test_after_a_bulk_retry_the_page_says_how_these_jobs_fare(conn: psycopg.Conn
     assert "7 succeeded 1 execute 1 wait 2 died again" in words(article)
     assert 'aria-label="7 succeeded, 1 execute, 1 wait, 2 died again"' in article
     assert "Retried within a day 11 2 died again" in words(page)
+
+
+def test_a_text_and_a_time_choose_the_groups_that_are_shown(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    for ago, jobs in (("30 hours", 3), ("2 hours", 2)):
+        clock.advance(f"-{ago}")
+        die(conn, jobs, "charge", "CardRefused", "card {} was refused")
+        clock.back_to_real()
+    die(conn)
+
+    def shown(address: str) -> tuple[str, list[str]]:
+        found = words(ask("GET", address).text)
+        heading, _, groups = found.partition("By what they died of")
+        [count] = re.findall(r"\d+ in \d+ groups?(?:, of \d+)?", heading)
+        return count, list(dict.fromkeys(re.findall(r"CardRefused|ConnectError", groups)))
+
+    assert shown("/dead") == ("16 in 2 groups", ["ConnectError", "CardRefused"])
+    assert shown("/dead?find=CARD") == ("5 in 1 group, of 2", ["CardRefused"])
+    assert shown("/dead?find=deliver&since=1+h") == ("11 in 1 group, of 2", ["ConnectError"])
+    assert shown("/dead?since=1+h")[1] == ["ConnectError"]
+    assert shown("/dead?since=1+d")[1] == ["ConnectError", "CardRefused"]
+    # Its buttons act on all of them.
+    assert "5 jobs 2 within 1 d" in words(ask("GET", "/dead?since=1+d").text)
+    assert "None of 2 groups fits. Show all" in words(ask("GET", "/dead?find=nonsense").text)
+    # What was chosen stays where a group is opened, and is a part of each choice.
+    page = ask("GET", "/dead?find=deliver&since=1+h&queue=webhooks").text
+    assert re.search(r'class="unfold" href="/dead\?open=\w+&amp;queue=webhooks&amp;find=deliver&amp;since=1\+h#', page)
+    assert 'href="/dead?queue=webhooks&amp;find=deliver">ever</a>' in page
+    assert 'aria-current="true">1 h</a>' in page
+    assert 'name="find" value="deliver"' in page
+
+
+def test_the_navigation_says_how_many_are_dead(conn: psycopg.Connection, ask: Ask, serve: Serve) -> None:
+    assert 'class="badge"' not in ask("GET", "/jobs").text
+    die(conn)
+    page = ask("GET", "/jobs", at=serve()).text
+    assert '<span id="badge"><span class="badge" title="11 dead jobs are kept">11</span></span>' in page
+
+
+def test_numbers_of_a_badge_are_short_and_never_more_than_there_are() -> None:
+    found = [brief_number(each) for each in (7, 999, 1683, 9999, 17_400, 999_999, 1_250_000)]
+    assert found == ["7", "999", "1.6k", "9.9k", "17k", "999k", "1.2M"]
 
 
 def test_calls_that_follow_each_other_are_one_retry() -> None:

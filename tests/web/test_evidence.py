@@ -11,7 +11,7 @@ from pgqueue.web.render import brief, capital, seconds
     ("evidence", "shown"),
     [
         (
-            "the oldest of about 39704 jobs is due since 2026-11-26 07:49:32.5+00, and executing jobs take 2 of 2",
+            "the oldest of about 39,704 jobs is due since 2026-11-26 07:49:32.5+00, and executing jobs take 2 of 2",
             "Executing jobs take 2 of 2",
         ),
         (

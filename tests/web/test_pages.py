@@ -372,6 +372,19 @@ def test_the_first_finding_is_on_top_and_the_others_are_a_click_away(conn: psyco
     assert re.search(r'<a href="/health">\d more findings</a>', text)
 
 
+def test_each_command_of_a_finding_has_a_button_that_copies_it(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "declare_task", "known")
+    enqueue(conn, "unknown")
+    maintain(conn)
+    text = ask("GET", "/health").text
+    [finding] = [each for each in text.split('<div class="note ')[1:] if "unknown task" in each]
+    assert re.search(
+        r'<span class="or">start a worker that has it, correct its name, or:</span><span class="command"><code>'
+        r'pgqueue jobs cancel --task unknown</code><button[^>]* data-copy="pgqueue jobs cancel --task unknown"',
+        finding,
+    )
+
+
 def test_the_page_of_a_paused_queue_says_who_paused_it(filled: psycopg.Connection, serve: Serve, ask: Ask) -> None:
     assert "by alice" not in ask("GET", "/queue?name=mail").text
     ask("POST", "/queue", name="reports", do="pause")
