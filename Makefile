@@ -21,9 +21,9 @@ installed := $(VENV)/installed
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-demo: $(installed) ## watch a small shop at work, on a server of its own
+demo: $(installed) ## watch a small shop at work, on a server of its own; in a terminal, also on its pages until Ctrl-C
 	@echo "demo: a shop takes orders, two workers handle them, one is killed; ten seconds"
-	@$(bin)/pgqueue demo
+	@$(bin)/pgqueue demo $$(test -t 0 && test -t 1 && echo --pages)
 
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
 	$(bin)/pytest -m "not long" $(TESTS)

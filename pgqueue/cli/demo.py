@@ -19,7 +19,8 @@ import psycopg
 import typer
 from psycopg.rows import tuple_row
 
-from pgqueue.cli import output
+from pgqueue.cli import demo_pages, output
+from pgqueue.cli.child import interrupted_by_signals
 from pgqueue.cli.database import database
 from pgqueue.cli.demo_workflow import in_words, run_order
 from pgqueue.cli.options import AsJson, Dsn, commands
@@ -53,6 +54,10 @@ class _ChangedMind(Exception):
 def demo(
     orders: Annotated[int, typer.Option(help="How many orders to place.", min=1, max=10_000)] = 40,
     directory: Annotated[Path, typer.Option(help="Where the receipts are written.")] = Path("receipts"),
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Then keep the shop busy, with the operator's pages, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 8081,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -64,9 +69,16 @@ def demo(
     # What the commands that it prints need to reach the same database.
     is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
     option = f" --dsn {shlex.quote(str(dsn))}" if is_said else ""
-    with database(dsn) as found:
+    if pages:
+        demo_pages.check(port)
+    with interrupted_by_signals(), database(dsn) as found:
         if not run_demo(found, orders, directory, as_json=as_json, option=option):
             raise typer.Exit(1)
+        if pages:
+            try:
+                demo_pages.keep_open(found, port)
+            except KeyboardInterrupt:
+                raise typer.Exit from None
 
 
 def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: str = "") -> bool:

