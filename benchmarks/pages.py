@@ -17,7 +17,7 @@ from unittest import mock
 import httpx
 import psycopg
 
-from pgqueue.db import groups, observe, operate
+from pgqueue.db import groups, observe, operate, samples
 from pgqueue.db.call import Call, perform
 from pgqueue.search import parse
 from pgqueue.web import EVERYTHING, User, dashboard
@@ -120,12 +120,12 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
         "overview: stats(recent => true)": ask(observe.stats(recent=True)),
         "overview: why_late()": ask(observe.why_late()),
         "overview: what executes": ask(observe.executing()),
-        "overview: rates of queues": ask(observe.lately(60)),
-        "overview: usual times of runs, every 10 min": ask(observe.runs_of_a_day()),
-        "overview: dead within a day, every minute": ask(observe.dead_today()),
-        "overview: trends, every minute": ask(observe.trends()),
-        "tasks: how they perform, every minute": ask(observe.ended_by_task(3600)),
-        "a plot": ask(observe.series("queue1", 3600)),
+        "overview: rates of queues": ask(samples.lately(60)),
+        "overview: usual times of runs, every 10 min": ask(samples.runs_of_a_day()),
+        "overview: dead within a day, every minute": ask(samples.dead_today()),
+        "overview: trends, every minute": ask(samples.trends()),
+        "tasks: how they perform, every minute": ask(samples.ended_by_task(3600)),
+        "a plot": ask(samples.series("queue1", 3600)),
         "dead_groups()": ask(observe.dead_groups(None)),
         "doctor()": ask(observe.doctor()),
         "metrics()": ask(observe.metrics()),

@@ -12,7 +12,7 @@ from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import observe, operate
+from pgqueue.db import limits, observe
 from pgqueue.db.call import perform
 
 app = commands("Stop tasks and limit_keys for a while where too many of their attempts fail.")
@@ -68,14 +68,14 @@ def set_breaker(
     """
     with connected(dsn) as connection:
         names.require(connection, kind, target, create)
-        changed = perform(connection, operate.set_breaker(kind, target, failures, of, pause))
+        changed = perform(connection, limits.set_breaker(kind, target, failures, of, pause))
     _say(kind, target, "set" if changed else "unchanged", changed, as_json)
 
 
 @app.command(name="remove")
 def remove_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Remove a breaker; what it has opened starts again."""
-    if not ask(dsn, operate.remove_breaker(kind, target)):
+    if not ask(dsn, limits.remove_breaker(kind, target)):
         output.not_found(f"There is no breaker {kind} {target}")
     _say(kind, target, "removed", True, as_json)
 
@@ -83,7 +83,7 @@ def remove_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn
 @app.command(name="close")
 def close_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Close an open breaker: all of it starts again."""
-    changed = ask(dsn, operate.resume(kind, target, "breaker"))
+    changed = ask(dsn, limits.resume(kind, target, "breaker"))
     _say(kind, target, "closed" if changed else "unchanged", changed, as_json)
 
 

@@ -12,7 +12,7 @@ from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, Dsn, Reason, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import observe, operate
+from pgqueue.db import limits, observe
 from pgqueue.db.call import perform
 
 app = commands("Limit how many jobs execute or start at a time; pause and throttle.")
@@ -103,7 +103,7 @@ def set_limit(
     with connected(dsn) as connection:
         # A key and a limit_key come with their jobs.
         names.require(connection, kind, target, create)
-        changed = perform(connection, operate.set_limit(kind, target, max_executing, rate, per, max_cost, burst))
+        changed = perform(connection, limits.set_limit(kind, target, max_executing, rate, per, max_cost, burst))
     if as_json:
         output.print_json({"kind": kind, "target": target, "changed": changed})
     else:
@@ -121,7 +121,7 @@ def drop_limit(
     dsn: Dsn = None,
 ) -> None:
     """Remove a limit, or a part of it; the jobs that it blocks are due again."""
-    if not ask(dsn, operate.drop_limit(kind, target, part)):
+    if not ask(dsn, limits.drop_limit(kind, target, part)):
         output.not_found(f"There is no limit {kind} {target}{f' with the part {part}' if part else ''}")
     if as_json:
         output.print_json({"kind": kind, "target": target, "part": part, "changed": True})
@@ -158,7 +158,7 @@ def pause(
     """Start no more jobs of a queue, a task or a limit_key; executing jobs continue, and producers can enqueue."""
     with connected(dsn) as connection:
         names.require(connection, kind, target, create)
-        changed = perform(connection, operate.pause(kind, target, lasts, reason))
+        changed = perform(connection, limits.pause(kind, target, lasts, reason))
     _say(kind, target, changed, "paused", as_json)
 
 
@@ -175,7 +175,7 @@ def throttle(
     """Start nothing of a queue, a task or a limit_key for a time, as a handler does after a 429."""
     with connected(dsn) as connection:
         names.require(connection, kind, target, create)
-        changed = perform(connection, operate.throttle(kind, target, delay, reason))
+        changed = perform(connection, limits.throttle(kind, target, delay, reason))
     _say(kind, target, changed, "throttled", as_json)
 
 
@@ -193,7 +193,7 @@ def resume(
     dsn: Dsn = None,
 ) -> None:
     """End a pause or a throttle."""
-    _say(kind, target, ask(dsn, operate.resume(kind, target, source)), "resumed", as_json)
+    _say(kind, target, ask(dsn, limits.resume(kind, target, source)), "resumed", as_json)
 
 
 def _say(kind: str, target: str, changed: bool, verb: str, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reason, Reset, Yes, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import observe, operate
+from pgqueue.db import limits, observe, operate
 from pgqueue.db.call import Call, perform
 
 app = commands("List queues, and act on one.")
@@ -47,13 +47,13 @@ def pause_queue(
     queue: QueueName, reason: Reason = None, create: Create = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
     """Start no more jobs of a queue; executing jobs continue, and producers can enqueue."""
-    _change(queue, operate.pause_queue(queue, reason), "paused", create, as_json, dsn)
+    _change(queue, limits.pause_queue(queue, reason), "paused", create, as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start jobs of a paused queue again."""
-    _change(queue, operate.resume_queue(queue), "resumed", False, as_json, dsn)
+    _change(queue, limits.resume_queue(queue), "resumed", False, as_json, dsn)
 
 
 @app.command(name="set")

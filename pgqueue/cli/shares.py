@@ -10,7 +10,7 @@ from pgqueue.cli import output
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import operate
+from pgqueue.db import limits
 
 app = commands("Say how many jobs a tenant of a fair queue starts in its turn.")
 
@@ -23,7 +23,7 @@ Tenant = Annotated[
 @app.command(name="list")
 def list_shares(as_json: AsJson = False, dsn: Dsn = None) -> None:
     """List the shares that are set; all other tenants have 1."""
-    found = ask(dsn, operate.shares())
+    found = ask(dsn, limits.shares())
     if as_json:
         output.print_json(found)
         return
@@ -51,7 +51,7 @@ def drop_share(limit_key: Tenant, as_json: AsJson = False, dsn: Dsn = None) -> N
 
 
 def _change(limit_key: str, weight: int | None, verb: str, as_json: bool, dsn: str | None) -> None:
-    changed = ask(dsn, operate.set_share(limit_key, weight))
+    changed = ask(dsn, limits.set_share(limit_key, weight))
     if as_json:
         output.print_json({"limit_key": limit_key, "weight": weight, "changed": changed})
     else:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pgqueue import __version__
 from pgqueue.config import own_dsn
-from pgqueue.db import consume, groups, observe, operate
+from pgqueue.db import consume, groups, limits, observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
@@ -193,11 +193,11 @@ class Acting:
 
     def pause_queue(self, queue: QueueName) -> dict[str, bool]:
         """Pause a queue: no worker takes a job of it until it is resumed. Jobs that execute continue."""
-        return self._on_queue(operate.pause_queue, queue)
+        return self._on_queue(limits.pause_queue, queue)
 
     def resume_queue(self, queue: QueueName) -> dict[str, bool]:
         """Resume a paused queue."""
-        return self._on_queue(operate.resume_queue, queue)
+        return self._on_queue(limits.resume_queue, queue)
 
     def _bulk(self, action: str, job_ids: list[int]) -> dict[str, int]:
         ids = sorted(set(job_ids))

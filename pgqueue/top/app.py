@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -19,32 +19,17 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Header, Input, Label, Static, TabbedContent, TabPane
 
 from pgqueue import verdict
-from pgqueue.db import observe, operate
+from pgqueue.db import limits, observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import how_many, one_line, printable
 from pgqueue.search import ORDERS, parse
+from pgqueue.top.rows import COLUMNS, STATES, Row, overview, rows_of, seconds, short
 
-Row = Sequence[object]
 T = TypeVar("T")
-
-# Jobs that are listed.
-_MOST = 100
 
 # From good to bad.
 _LEVELS = ("ok", "late", "critical")
-
-# States whose numbers are shown at the top.
-_STATES = ("due", "executing", "failed", "blocked", "dead")
-
-_COLUMNS = {
-    "overview": ("state", "late", "what", "due", "run", "block", "dead", "cause", "evidence", "do"),
-    "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
-    "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
-    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
-    "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
-    "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting", "paused"),
-}
 
 
 class Ask(ModalScreen[bool]):
@@ -116,7 +101,7 @@ class Top(App[None]):
         yield Static(id="numbers")
         yield Static(id="verdict")
         with TabbedContent(id="tabs"):
-            for name in _COLUMNS:
+            for name in COLUMNS:
                 with TabPane(name.capitalize(), id=name):
                     yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
         yield Input(self._line, placeholder="queue:mail state:failed,dead age:>1h", id="filter")
@@ -126,7 +111,7 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         """Make the columns, and begin to read."""
-        for name, columns in _COLUMNS.items():
+        for name, columns in COLUMNS.items():
             self._table(name).add_columns(*(("database",) if len(self._dsns) > 1 else ()), *columns)
         self.set_interval(self._seconds, self.refresh_now)
         self.refresh_now()
@@ -201,14 +186,14 @@ class Top(App[None]):
         """Pause the queue, schedule, worker, task or limit_key under the cursor, or resume it."""
         tab, database, row = self._row()
         if tab == "queues" and row:
-            call = operate.resume_queue(row[0]) if row[-1] else operate.pause_queue(row[0])
+            call = limits.resume_queue(row[0]) if row[-1] else limits.pause_queue(row[0])
             self._do(database, call, lambda _: f"queue {row[0]}: {'resumed' if row[-1] else 'paused'}")
         elif tab == "schedules" and row:
             call = operate.resume_schedule(row[0]) if row[5] else operate.pause_schedule(row[0])
             self._do(database, call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
         elif tab == "limits" and row and row[0] != "key":
             kind, target, source = row[0], row[1], row[-1].split(" ")[0]
-            call = operate.resume(kind, target, source) if source else operate.pause(kind, target, None, None)
+            call = limits.resume(kind, target, source) if source else limits.pause(kind, target, None, None)
             self._do(database, call, lambda _: f"{kind} {target}: {'resumed' if source else 'paused'}")
         elif tab == "workers" and row:
             call = operate.resume_worker(row[0]) if row[2] == "quiet" else operate.quiet_worker(row[0])
@@ -259,12 +244,12 @@ class Top(App[None]):
                     causes = self._shared(name, 10.0, observe.why_late)
                     late = verdict.still_late(causes, queues)
                     findings = self._shared(name, 60.0, observe.doctor)
-                    rows += [(name, row) for row in _overview(queues, late, findings)]
+                    rows += [(name, row) for row in overview(queues, late, findings)]
                     found = verdict.reach(late, findings, queues, len(stats[-1]["workers"]))
                     # The worst of several databases.
                     reached = max(reached, found, key=lambda each: (_LEVELS.index(each.level), each.lag))
                 else:
-                    rows += [(name, row) for row in _rows(tab, line, order, stats[-1], ask)]
+                    rows += [(name, row) for row in rows_of(tab, line, order, stats[-1], ask)]
             except (psycopg.Error, PgQueueError) as error:
                 self._connections.pop(name, None)
                 trouble.append(f"{name} cannot be read: {one_line(error)}")
@@ -314,7 +299,7 @@ class Top(App[None]):
         return psycopg.connect(self._dsns[database], autocommit=True, fallback_application_name="pgqueue top", **wait)
 
     def _show_verdict(self, reached: verdict.Verdict) -> None:
-        late = f"{reached.queue} is {_seconds(reached.lag)} late: " if reached.queue else ""
+        late = f"{reached.queue} is {seconds(reached.lag)} late: " if reached.queue else ""
         if self._tab() != "overview":
             return
         shown = self._static("verdict")
@@ -329,10 +314,10 @@ class Top(App[None]):
                 name: next((each[name] for each in totals if each.get(name)), None)
                 for name in ("counted_at", "counted_to")
             },
-            **{name: sum(total.get(name, 0) for total in totals) for name in _STATES},
+            **{name: sum(total.get(name, 0) for total in totals) for name in STATES},
         }
         numbers = {"lag s": max(total["lag"] for total in totals)}
-        numbers.update({name: observe.counted(whole, name) for name in _STATES})
+        numbers.update({name: observe.counted(whole, name) for name in STATES})
         numbers.update(
             workers=sum(len(each["workers"]) for each in stats),
             counted=str(stats[0]["sampled_at"] or stats[0]["at"])[11:19],
@@ -351,7 +336,7 @@ class Top(App[None]):
         for name, row in rows:
             # Never as markup: names come from users.
             place = (name,) if len(self._dsns) > 1 else ()
-            table.add_row(*(Text(_short(each)) for each in (*place, *row)))
+            table.add_row(*(Text(short(each)) for each in (*place, *row)))
         if rows:
             table.move_cursor(row=min(at, len(rows) - 1))
 
@@ -383,117 +368,5 @@ class Top(App[None]):
         return database, int(row[0]) if tab == "jobs" and row and row[0] else None
 
 
-def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[[Call[Any]], Any]) -> Iterable[Row]:
-    match tab:
-        case "queues":
-            for each in sorted(stats["queues"], key=lambda queue: -queue["lag"]):
-                states = ("due", "scheduled", "executing", "failed", "blocked", "dead")
-                numbers = (observe.counted(each, name) for name in states)
-                yield (each["queue"], each["lag"], *numbers, (each["paused_at"] or "")[:19])
-        case "jobs":
-            found = ask(observe.search(order, parse(line), None, _MOST))
-            for each in ask(observe.jobs(found.ids)):
-                error = ": ".join(filter(None, (each["error_class"], each["error"])))
-                names = ("id", "task", "queue", "state", "attempts", "reserved_by", "key")
-                yield (*(each[name] for name in names), error)
-            if found.is_cut:
-                yield ("", "there may be more: it stopped after 20,000 rows")
-        case "workers":
-            for each in ask(observe.workers()):
-                info = each["info"] if isinstance(each["info"], dict) else {}
-                served = ", ".join(each["queues"] or ["all"])
-                yield (
-                    each["worker"],
-                    "yes" if each["is_alive"] else "NO",
-                    each["command"],
-                    info.get("host"),
-                    served,
-                    each["executing"],
-                    each["lapsed"],
-                    None if each["memory"] is None else round(each["memory"] / 2**20),
-                    (each["last_heartbeat_at"] or "never")[:19],
-                )
-        case "schedules":
-            for each in ask(observe.schedules()):
-                when = each["expression"] or f"every {each['every']}"
-                paused = (each["paused_at"] or "")[:19]
-                yield (each["name"], when, each["task"], each["next_at"], each["last_outcome"], paused, each["error"])
-        case "limits":
-            paused_by = {(each["kind"], each["target"]): _pause(each) for each in stats["pauses"]}
-            for each in stats["limits"]:
-                used, most = each["used"], each["max_executing"]
-                executing = each["executing"] if most is None else f"{used} of {most}"
-                most_started = each["burst"] or each["rate"]
-                started = f"{each['started']} of {most_started} per {each['per']}" if most_started else None
-                fullest = each["used_by"] or each["started_by"]
-                paused = paused_by.pop((each["kind"], each["target"]), None)
-                yield (
-                    each["kind"],
-                    each["target"],
-                    executing,
-                    started,
-                    fullest,
-                    observe.counted(each, "parked"),
-                    paused,
-                )
-            # What is paused and has no limit.
-            for (kind, target), paused in paused_by.items():
-                yield (kind, target, None, None, None, None, paused)
-
-
-def _overview(
-    queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], findings: Sequence[dict[str, str]]
-) -> Iterable[Row]:
-    """Yield the rows of the first screen: late queues with their counts and cause, findings, and the other queues."""
-    shown, quiet = verdict.in_order(queues, late, {})
-    causes = {each["queue_name"]: each for each in late}
-    on_time = []
-    for queue in [*shown, *quiet]:
-        why = causes.get(queue["queue"])
-        numbers = [observe.counted(queue, name) for name in ("due", "executing", "blocked", "dead")]
-        age = _seconds(verdict.age(queue))
-        if why is not None:
-            yield (
-                why["severity"],
-                age,
-                queue["queue"],
-                *numbers,
-                verdict.cause_of(why),
-                why["evidence"],
-                why["remedy"],
-            )
-        else:
-            level = verdict.level(queue)
-            on_time.append((level, age, queue["queue"], *numbers, "on time" if level == "ok" else level, "", ""))
-    # Late ones that no sample has yet.
-    for each in late:
-        if each["queue_name"] not in {known["queue"] for known in queues}:
-            age, cause = _seconds(verdict.age(each)), verdict.cause_of(each)
-            yield (each["severity"], age, each["queue_name"], "", "", "", "", cause, each["evidence"], each["remedy"])
-    for finding in verdict.beside(late, findings):
-        topic, evidence, remedy = finding["topic"].replace("_", " "), finding["evidence"], finding["remedy"]
-        # What it is about may have a long name, and would push the causes from a narrow screen.
-        yield (finding["severity"], "", topic, "", "", "", "", finding["subject"], evidence, remedy)
-    yield from on_time
-
-
-def _seconds(value: float) -> str:
-    for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if value < limit:
-            return f"{value / divisor:.0f} {unit}"
-    return f"{value / 86_400:.0f} d"
-
-
-def _pause(each: dict[str, Any]) -> str:
-    """Say what stands still: by whom, and until when."""
-    until = f"until {each['until'][:19]}" if each["until"] else "until resumed"
-    return f"{each['source']} {until}"
-
-
 def _asked(done: bool, what: str) -> str:
     return f"asked to {what}" if done else f"not asked to {what}: it is gone, or was asked already"
-
-
-def _short(value: object) -> str:
-    text = printable(" ".join(str("" if value is None else value).split()))
-    return text if len(text) <= 80 else text[:79] + "…"

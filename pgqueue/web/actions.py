@@ -11,7 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import groups, observe, operate
+from pgqueue.db import groups, limits, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import how_many
@@ -194,9 +194,9 @@ async def queue(context: Context) -> Response:
     context.require({"purge": "delete", "configure": "limits"}.get(what, "act"))
     match what:
         case "pause":
-            await change(context, operate.pause_queue(name))
+            await change(context, limits.pause_queue(name))
         case "resume":
-            await change(context, operate.resume_queue(name))
+            await change(context, limits.resume_queue(name))
         case "configure":
             values = {key: _maybe_number(form, key) for key in ("priority", "weight")}
             reset = [key for key, value in values.items() if value is None]
@@ -233,31 +233,31 @@ async def limit(context: Context) -> Response:
     context.require("act" if one(form, "do") in ("pause", "resume") else "limits")
     kind, target = one(form, "kind"), one(form, "target")
     if one(form, "do") == "pause":
-        await change(context, operate.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
+        await change(context, limits.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
         return context.go("limits", said="it is paused")
     if one(form, "do") == "resume":
-        await change(context, operate.resume(kind, target, one(form, "source") or "operator"))
+        await change(context, limits.resume(kind, target, one(form, "source") or "operator"))
         return context.go("limits", said="it is resumed")
     if one(form, "do") == "drop":
         if one(form, "confirm") != "yes":
             stats = await context.database.stats()
             known = next((each for each in stats["limits"] if (each["kind"], each["target"]) == (kind, target)), None)
             return context.page("drop_limit.html", kind=kind, target=target, limit=known)
-        await change(context, operate.drop_limit(kind, target))
+        await change(context, limits.drop_limit(kind, target))
         return context.go("limits", said="the limit is removed")
     if one(form, "do") == "set_breaker":
         share, of = (_maybe_number(form, "failures") or 50) / 100, _maybe_number(form, "of") or 20
-        await change(context, operate.set_breaker(kind, target, share, of, one(form, "pause").strip() or "30 s"))
+        await change(context, limits.set_breaker(kind, target, share, of, one(form, "pause").strip() or "30 s"))
         return context.go("limits", said="the breaker counts from now on")
     if one(form, "do") == "remove_breaker":
-        await change(context, operate.remove_breaker(kind, target))
+        await change(context, limits.remove_breaker(kind, target))
         return context.go("limits", said="the breaker is removed")
     if one(form, "do") == "set_share":
-        await change(context, operate.set_share(target, _maybe_number(form, "weight")))
+        await change(context, limits.set_share(target, _maybe_number(form, "weight")))
         return context.go("tenants", said="the share applies from the next claim on")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     units, burst = _maybe_number(form, "max_cost"), _maybe_number(form, "burst")
-    await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None, units, burst))
+    await change(context, limits.set_limit(kind, target, most, rate, one(form, "per") or None, units, burst))
     return context.go("limits", said="the limit applies from now on")
 
 

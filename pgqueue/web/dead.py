@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from pgqueue.db import observe
+from pgqueue.db import observe, samples
 from pgqueue.web import dying, render
 from pgqueue.web.context import Context
 
@@ -53,7 +53,7 @@ async def dead(context: Context) -> Response:
         gone=[each for each in fates if each.key not in listed][:5] if name is None else [],
         retried=sum(each.jobs for each in fates),
         again=sum(each.dead for each in fates),
-        dead_today=await shared("dead today", 60.0, observe.dead_today),
+        dead_today=await shared("dead today", 60.0, samples.dead_today),
         kept=render.counted(
             next((each for each in stats["queues"] if each["queue"] == name), {}) if name else stats["total"], "dead"
         ),

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from pgqueue import verdict
-from pgqueue.db import observe
+from pgqueue.db import observe, samples
 from pgqueue.web import capacity, render, series
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -32,11 +32,11 @@ async def overview(context: Context) -> Response:
     stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
     groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
-    trends = await context.part(TRENDS, shared("trends", 60.0, observe.trends), [])
+    trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
-    dead_today = await shared("dead today", 60.0, observe.dead_today)
+    dead_today = await shared("dead today", 60.0, samples.dead_today)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from pgqueue import __version__, metrics, verdict
-from pgqueue.db import consume, observe, operate
+from pgqueue.db import consume, observe, operate, samples
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
@@ -43,7 +43,7 @@ async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
     stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
-    trends = await context.part("the trends", context.database.shared("trends", 60.0, observe.trends), [])
+    trends = await context.part("the trends", context.database.shared("trends", 60.0, samples.trends), [])
     return context.page(
         "queues.html",
         queues=[
@@ -254,7 +254,7 @@ async def points(context: Context) -> Response:
         # A task may be in any queue: the samples of all are read.
         rows = await shared(("series of task", task, span), max(span / 60, 5.0), lambda: series.of_task(task, span))
     else:
-        rows = await shared(("series", name, span), 2.0, lambda: observe.series(name, span))
+        rows = await shared(("series", name, span), 2.0, lambda: samples.series(name, span))
     now = round(context.now())
     return JSONResponse({"from": now - span, "to": now, **series.points(rows, runs=bool(task))})
 

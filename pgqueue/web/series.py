@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.db import observe
+from pgqueue.db import samples
 from pgqueue.db.call import Call, Row
 from pgqueue.worker.tell.counts import BOUNDS
 
@@ -30,7 +30,7 @@ def counts(ended: Mapping[str, Mapping[str, Any]] | None) -> dict[str, float]:
 
 def usual() -> Call[dict[str, float]]:
     """Read the usual time of a run of each task: its p95 within a day, in seconds."""
-    call = observe.runs_of_a_day()
+    call = samples.runs_of_a_day()
     return Call(call.text, call.params, lambda rows: _usual(call.read(rows)))
 
 
@@ -55,18 +55,18 @@ class Lately:
 
 def lately(seconds: int) -> Call[Lately]:
     """Read the samples of a short time."""
-    call = observe.lately(seconds)
+    call = samples.lately(seconds)
 
     def read(rows: list[Row]) -> Lately:
-        samples = call.read(rows)
-        return Lately(samples, _rates(samples))
+        found = call.read(rows)
+        return Lately(found, _rates(found))
 
     return Call(call.text, call.params, read)
 
 
 def of_task(task: str, seconds: int) -> Call[list[Row]]:
     """Read the samples of a task over a time until now, as rows of `series`: only what ended is known."""
-    call = observe.series_of_task(task, seconds)
+    call = samples.series_of_task(task, seconds)
     return Call(call.text, call.params, lambda rows: _by_time(call.read(rows)))
 
 
@@ -82,16 +82,16 @@ def _by_time(rows: Sequence[Sequence[Any]]) -> list[Row]:
 
 def usual_waits(queue: str) -> Call[list[float]]:
     """Read the buckets of the times that jobs of a queue waited within a day."""
-    call = observe.waits_of_a_day(queue)
+    call = samples.waits_of_a_day(queue)
     return Call(call.text, call.params, lambda rows: _summed(buckets for (buckets,) in call.read(rows)))
 
 
 def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, dict[str, float | None]]:
-    samples: dict[str, dict[float, Sequence[Any]]] = {}
+    by_queue: dict[str, dict[float, Sequence[Any]]] = {}
     for row in rows:
-        samples.setdefault(row[0], {})[row[1]] = row
-    times = sorted(samples.get("", {}))
-    return {queue: _rates_of(found, times) for queue, found in samples.items()}
+        by_queue.setdefault(row[0], {})[row[1]] = row
+    times = sorted(by_queue.get("", {}))
+    return {queue: _rates_of(found, times) for queue, found in by_queue.items()}
 
 
 def _rates_of(found: Mapping[float, Sequence[Any]], times: Sequence[float]) -> dict[str, float | None]:

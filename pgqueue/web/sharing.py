@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import observe, operate, steps
+from pgqueue.db import limits, observe, steps
 from pgqueue.web import facets
 from pgqueue.web.actions import change, one
 from pgqueue.web.context import Context
@@ -21,7 +21,7 @@ async def tenants(context: Context) -> Response:
     running = await shared("tenants", 5.0, observe.executing_by_tenant)
     executing: dict[str, int] = {str(name): int(jobs) for name, jobs in running}
     stats = await context.database.stats()
-    found = await shared("shares", 5.0, operate.shares)
+    found = await shared("shares", 5.0, limits.shares)
     return context.page(
         "tenants.html",
         shares={each["limit_key"]: each["weight"] for each in found},

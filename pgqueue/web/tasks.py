@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import observe, operate
+from pgqueue.db import observe, operate, samples
 from pgqueue.errors import InvalidArgument
 from pgqueue.search import exactly
 from pgqueue.web import capacity, render, series
@@ -145,7 +145,7 @@ def _options(known: Mapping[str, Any]) -> list[tuple[str, object, str, object, b
 
 async def _times(context: Context) -> dict[str, dict[str, Any]]:
     """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
-    rows = await context.database.shared(("ended", 3600), 60.0, lambda: observe.ended_by_task(3600))
+    rows = await context.database.shared(("ended", 3600), 60.0, lambda: samples.ended_by_task(3600))
     lately = context.now() - _LATELY
     recent = render.by_task((task, ended) for task, ended, at, span in rows if span == 10 and at > lately)
     summed = max((at for *_, at, span in rows if span == 600), default=0.0)

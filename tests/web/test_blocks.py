@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from pgqueue.db import observe
+from pgqueue.db import observe, samples
 from pgqueue.db.call import Call, perform
 from pgqueue.search import parse
 from pgqueue.testing import Clock
@@ -129,10 +129,10 @@ def asked(conn: psycopg.Connection) -> dict[str, Call[Any]]:
         "what executes of a queue": observe.running_in("q1"),
         "worker_status": observe.workers(),
         "a worker": observe.worker("w1"),
-        "rates of queues": observe.lately(60),
-        "a plot of all queues": observe.series("", 900),
-        "a plot of a queue": observe.series("q1", 3600),
-        "a plot of a week": observe.series("q1", 604_800),
+        "rates of queues": samples.lately(60),
+        "a plot of all queues": samples.series("", 900),
+        "a plot of a queue": samples.series("q1", 3600),
+        "a plot of a week": samples.series("q1", 604_800),
         "troubles": observe.troubles(),
         "tenants that execute": observe.executing_by_tenant(),
         "tasks": observe.tasks(),
@@ -155,11 +155,11 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "fates of retries": observe.retry_fates(),
         "a plot of a task": series.of_task("t1", 3600),
         "usual waits of a queue": series.usual_waits("q1"),
-        "trends": observe.trends(),
+        "trends": samples.trends(),
         "memory of workers": observe.worker_memory(),
-        "how tasks perform": observe.ended_by_task(3600),
+        "how tasks perform": samples.ended_by_task(3600),
         "usual times of runs": series.usual(),
-        "dead within a day": observe.dead_today(),
+        "dead within a day": samples.dead_today(),
     }
 
 

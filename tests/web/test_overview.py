@@ -12,7 +12,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import verdict
-from pgqueue.db import observe
+from pgqueue.db import observe, samples
 from pgqueue.db.call import Call, read_column
 from pgqueue.testing import Clock
 from pgqueue.web import series
@@ -277,9 +277,9 @@ def test_a_percentile_lies_within_its_bucket(buckets: list[float], part: float, 
     ("statement", "most"),
     [
         # 101 rows at each of six times, and those of a quarter of an hour and of ten minutes.
-        (observe.lately(60), 7 * 101),
-        (observe.dead_today(), 91 * 101),
-        (observe.runs_of_a_day(), 61 * 101),
+        (samples.lately(60), 7 * 101),
+        (samples.dead_today(), 91 * 101),
+        (samples.runs_of_a_day(), 61 * 101),
     ],
     ids=["rates", "dead today", "usual runs"],
 )

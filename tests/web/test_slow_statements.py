@@ -9,7 +9,7 @@ import httpx
 import psycopg
 import pytest
 
-from pgqueue.db import groups, observe, operate
+from pgqueue.db import groups, observe, operate, samples
 from pgqueue.db.call import Call
 from pgqueue.web import database as pool
 from tests.calls import value
@@ -34,7 +34,7 @@ def slow(*_: Any) -> Call[Any]:
     [
         ("/", observe, "doctor", "problems that the doctor finds", "TimeoutError", "No problem"),
         ("/", observe, "dead_groups", "the errors of dead jobs", "reports", "No job is dead"),
-        ("/queues", observe, "trends", "the trends", "reports", "at last"),
+        ("/queues", samples, "trends", "the trends", "reports", "at last"),
         ("/queue?name=mail", observe, "dead_groups", "the errors of dead jobs", "Purge", "No job of it is dead"),
         ("/health", observe, "doctor", "problems that the doctor finds", "Maintenance", "No problem was found"),
         ("/health", observe, "metrics", "the numbers of the server", "Maintenance", "0.0 %"),

@@ -10,7 +10,7 @@ import httpx
 import psycopg
 import pytest
 
-from pgqueue.db import observe
+from pgqueue.db import samples
 from pgqueue.web import render
 from tests.calls import enqueue, enqueue_many, maintain, value
 
@@ -67,10 +67,10 @@ def test_all_lines_are_read_by_one_statement_that_reads_one_sample_of_six(
         " from generate_series(1, 1000) n, generate_series(0, 100) q"
     )
     conn.execute("analyze pgqueue.samples" if is_analyzed else "select 1")
-    statement = b"explain (analyze, format json) " + observe.trends().text
+    statement = b"explain (analyze, format json) " + samples.trends().text
     plan = value(conn, statement.decode())[0]["Plan"]
     read = [each for each in nodes(plan) if each.get("Relation Name") == "samples"]
     assert {each["Node Type"] for each in read} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
     # 101 rows at each of sixty times, and as many probes; 101,000 rows are there.
     assert sum(each["Actual Rows"] * each["Actual Loops"] for each in read) <= 61 * 101 + 80
-    assert len(observe.trends().read(list(conn.execute(observe.trends().text).fetchall()))) == 101
+    assert len(samples.trends().read(list(conn.execute(samples.trends().text).fetchall()))) == 101

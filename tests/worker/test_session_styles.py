@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from pgqueue.db import consume, observe, presence
+from pgqueue.db import consume, observe, presence, samples
 from pgqueue.db.call import perform
 from pgqueue.wait import wait
 from tests.calls import call, enqueue, job, maintain, reserve_one, value
@@ -80,7 +80,7 @@ def test_calls_that_read_times_and_lengths_of_time_read_them(database: Database,
     with psycopg.connect(database.dsn, autocommit=True) as conn:
         now = datetime.now(UTC)
         assert abs(wait(conn, ended).finished_at - now) < timedelta(days=1)
-        assert datetime.fromisoformat(perform(conn, observe.sampled_at()) or "").tzinfo is not None
+        assert datetime.fromisoformat(perform(conn, samples.sampled_at()) or "").tzinfo is not None
         perform(conn, presence.claim_name("w", {"instance": "a"}, None))
         _, silent_for = perform(conn, presence.claim_name("w", {"instance": "b"}, None)) or ({}, None)
         assert isinstance(silent_for, timedelta)
