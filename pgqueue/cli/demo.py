@@ -19,7 +19,7 @@ import psycopg
 import typer
 from psycopg.rows import tuple_row
 
-from pgqueue.cli import demo_pages, output
+from pgqueue.cli import demo_pages, output, ports
 from pgqueue.cli.child import interrupted_by_signals
 from pgqueue.cli.database import database
 from pgqueue.cli.demo_workflow import in_words, run_order
@@ -70,7 +70,8 @@ def demo(
     is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
     option = f" --dsn {shlex.quote(str(dsn))}" if is_said else ""
     if pages:
-        demo_pages.check(port)
+        ports.check_extra_web()
+        ports.check_free("127.0.0.1", port)
     with interrupted_by_signals(), database(dsn) as found:
         if not run_demo(found, orders, directory, as_json=as_json, option=option):
             raise typer.Exit(1)

@@ -6,18 +6,16 @@ import importlib
 import itertools
 import os
 import time
-from importlib.util import find_spec
 from typing import Any
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from pgqueue.cli import output, ports
+from pgqueue.cli import output
 from pgqueue.cli.child import PATIENCE, Child, running
 from pgqueue.config import own_dsn
 from pgqueue.db import operate
 from pgqueue.db.call import perform
-from pgqueue.errors import ConfigError
 from pgqueue.schema import bundled
 
 # Each worker: its queues and slots. The second one has too few of them, on purpose.
@@ -25,13 +23,6 @@ _WORKERS = {
     "shop-1": ("-q", "mail,6", "-q", "webhooks,2", "-q", "products,1", "--concurrency", "12"),
     "shop-2": ("-q", "reports", "--concurrency", "2"),
 }
-
-
-def check(port: int) -> None:
-    """Raise ConfigError where the pages cannot be served."""
-    if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
-        raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
-    ports.check_free("127.0.0.1", port)
 
 
 def keep_open(dsn: str, port: int) -> None:
@@ -46,18 +37,23 @@ def keep_open(dsn: str, port: int) -> None:
     ]
     pages = Child("pages", ["web", "--port", str(port)], dsn)
     output.flush()
-    with psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row) as connection:
-        try:
-            with running(*workers, pages):
-                output.message(
-                    f"The shop stays open at http://127.0.0.1:{port}/ until Ctrl-C: mail streams, queue reports is late"
-                    " in half a minute, and calls of one partner die."
-                )
-                for second in itertools.count():
-                    shop.enqueue_second(connection, second)
-                    time.sleep(1)
-        finally:
+    try:
+        with running(*workers, pages), _connect(dsn) as connection:
+            output.message(
+                f"The shop stays open at http://127.0.0.1:{port}/ until Ctrl-C: mail streams, queue reports is late in"
+                " half a minute, and calls of one partner die."
+            )
+            for second in itertools.count():
+                shop.enqueue_second(connection, second)
+                time.sleep(1)
+    finally:
+        # A new connection: the other one may have been interrupted in a statement.
+        with _connect(dsn) as connection:
             _delete_what_waits(connection, shop)
+
+
+def _connect(dsn: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row)
 
 
 def _delete_what_waits(connection: psycopg.Connection[Any], shop: Any) -> None:

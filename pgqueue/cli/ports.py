@@ -1,14 +1,21 @@
-"""Check that the port to listen on is free, before anything else is started."""
+"""Check that what serves can be served, before anything else is started: the port is free, the extra is there."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from importlib.util import find_spec
 
 from pgqueue.errors import ConfigError
 
 # This machine lacks this address of the name; another address may work.
 _PASSED_OVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def check_extra_web() -> None:
+    """Raise ConfigError without the extra that the pages need."""
+    if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
+        raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
 
 
 def check_free(host: str, port: int) -> None:

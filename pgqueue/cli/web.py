@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import psycopg
@@ -61,8 +60,7 @@ def web(
 
     Without --user, --trust-header or --no-auth it listens on loopback addresses only.
     """
-    if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
-        raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
+    ports.check_extra_web()
     # Imported here, so that an enqueue does not wait for these.
     import uvicorn  # noqa: PLC0415
 

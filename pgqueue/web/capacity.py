@@ -44,11 +44,11 @@ class Slots:
     @property
     def words(self) -> str:
         """Return them in words."""
-        found = f"{self.own} of {self.all} slots run"
+        found = f"{self.own:,} of {self.all:,} slots run"
         if self.overlong:
-            found += f", {self.overlong} of them far too long"
+            found += f", {self.overlong:,} of them far too long"
         if self.taken:
-            found += f"; {self.taken} are taken by other queues"
+            found += f"; {self.taken:,} are taken by other queues"
         return found
 
 

@@ -54,6 +54,7 @@ def environment() -> Environment:
         how_many=many,
         fields=Fields,
         number=number,
+        quantity=quantity,
         rate=rate,
         seconds=seconds,
         short=short,
@@ -127,6 +128,11 @@ def number(value: float | None, cut_at: int | None = None) -> str:
         return "–"
     found = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
     return f"{found}+" if cut_at is not None and value >= cut_at else found
+
+
+def quantity(value: object) -> str:
+    """Write what a client reported, a number or anything else."""
+    return number(value) if isinstance(value, int | float) else short(value, 40)
 
 
 def many(value: float, noun: str) -> str:

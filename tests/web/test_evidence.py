@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgqueue.web.render import brief, capital, seconds
+from pgqueue.web.render import brief, capital, quantity, seconds
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,10 @@ from pgqueue.web.render import brief, capital, seconds
 )
 def test_a_row_says_the_cause_and_leaves_the_names_of_tasks_as_they_are(evidence: str, shown: str) -> None:
     assert capital(brief(evidence)) == shown
+
+
+def test_what_a_client_reports_of_its_progress_is_written_with_thousands_apart_where_it_is_a_number() -> None:
+    assert [quantity(each) for each in (1840, 5200.0, 0.5, "half")] == ["1,840", "5,200", "0.50", "half"]
 
 
 def test_a_time_is_never_a_thousand_milliseconds() -> None:
