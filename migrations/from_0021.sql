@@ -158,6 +158,9 @@ comment on column pgqueue.retries.job_ids is 'The jobs, in the order of their id
 alter table pgqueue.queues add column fair_by text collate "C" check (fair_by = 'limit_key');
 comment on column pgqueue.queues.fair_by is
     'limit_key: among the due jobs of one priority tenants take turns, which are the values of limit_key, each by its share (see set_share). Null: jobs start in the order of their times.';
+alter table pgqueue.queues add column max_share double precision check (max_share > 0 and max_share <= 1);
+comment on column pgqueue.queues.max_share is
+    'The part of a worker''s slots, rounded down and at least one, that one tenant of a fair queue may have: of ten slots 0.9 keeps one for all others. Null: a tenant may have all of them.';
 alter table pgqueue.jobs add column lane_key text collate "C";
 comment on column pgqueue.jobs.lane_key is
     'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';

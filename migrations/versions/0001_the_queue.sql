@@ -71,7 +71,8 @@ create table pgqueue.queues (
     retention_dead interval check (retention_dead >= '0' and retention_dead <= '2 years'),
     weight integer check (weight between 1 and 1000000),
     retry_budget integer check (retry_budget between 1 and 1000000),
-    fair_by text collate "C" check (fair_by = 'limit_key')
+    fair_by text collate "C" check (fair_by = 'limit_key'),
+    max_share double precision check (max_share > 0 and max_share <= 1)
 );
 -- Each claim asks whether one has a weight.
 create index queues_weighted on pgqueue.queues (name) where weight <> 1;
@@ -92,6 +93,8 @@ comment on column pgqueue.queues.retry_budget is
     'How many failed jobs of this queue may become due in one second; more are deferred to the next second with capacity. Null: no limit.';
 comment on column pgqueue.queues.fair_by is
     'limit_key: among the due jobs of one priority tenants take turns, which are the values of limit_key, each by its share (see set_share). Null: jobs start in the order of their times.';
+comment on column pgqueue.queues.max_share is
+    'The part of a worker''s slots, rounded down and at least one, that one tenant of a fair queue may have: of ten slots 0.9 keeps one for all others. Null: a tenant may have all of them.';
 
 create table pgqueue.tasks (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),

@@ -68,6 +68,9 @@ def set_queue(
     fair_by: Annotated[
         str | None, typer.Option(help="limit_key: tenants, the values of limit_key, take turns among its jobs.")
     ] = None,
+    max_share: Annotated[
+        float | None, typer.Option(help="The part of a worker's slots that one tenant may have: 0.9 for nine of ten.")
+    ] = None,
     reset: Reset = None,
     create: Create = False,
     as_json: AsJson = False,
@@ -82,6 +85,7 @@ def set_queue(
         "retention_cancelled": retention_cancelled,
         "retention_dead": retention_dead,
         "fair_by": fair_by,
+        "max_share": max_share,
     }
     reset_names = [name.replace("-", "_") for name in reset or ()]
     _change(queue, operate.configure_queue(queue, options, reset_names), "set", create, as_json, dsn)

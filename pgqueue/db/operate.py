@@ -169,6 +169,7 @@ QUEUE_OPTIONS = {
     "retention_cancelled": "interval",
     "retention_dead": "interval",
     "fair_by": "text",
+    "max_share": "float8",
 }
 
 

@@ -461,6 +461,9 @@ def test_shares_are_set_listed_and_dropped(run: Run) -> None:
 def test_a_queue_is_made_fair_and_plain_again(run: Run, conn: psycopg.Connection) -> None:
     assert run("queues", "set", "mail", "--fair-by", "limit_key", "--create").out == "Queue mail: set\n"
     assert call(conn, "_lane_key", "mail", "a") is not None
+    assert run("queues", "set", "mail", "--max-share", 0.9).out == "Queue mail: set\n"
+    assert value(conn, "select max_share from pgqueue.queues") == 0.9
+    assert run("queues", "set", "mail", "--reset", "max-share").out == "Queue mail: set\n"
     assert run("queues", "set", "mail", "--reset", "fair-by").out == "Queue mail: set\n"
     assert call(conn, "_lane_key", "mail", "a") is None
 

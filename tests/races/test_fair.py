@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from tests.calls import call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, value
@@ -106,6 +107,36 @@ def test_two_claims_at_once_take_different_jobs_of_a_tenant(database: Database, 
     theirs = ids(reserve(conn, 4))
     claimer.commit()
     assert (len(mine), len(theirs), set(mine) & set(theirs)) == (2, 2, set())
+
+
+def _with_a_max_share(database: Database, clock: Clock) -> psycopg.Connection:
+    conn = _fair(database, clock)
+    call(conn, "configure_queue", "default", max_share=0.9)
+    for worker in ("v", "w"):
+        call(conn, "hello", worker, None, Jsonb({"concurrency": 10}))
+    enqueue_many(conn, 30, limit_key="a")
+    return conn
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_two_claims_of_one_worker_at_once_give_a_tenant_no_more_than_its_part(
+    database: Database, clock: Clock, is_committed: bool
+) -> None:
+    conn, claimer = _with_a_max_share(database, clock), database.connect(autocommit=False)
+    assert len(reserve(claimer, 5)) == 5
+    # It does not see them: neither does it wait, nor does it take more.
+    assert reserve(conn, 5) == []
+    if is_committed:
+        claimer.commit()
+    else:
+        claimer.rollback()
+    assert len(reserve(conn, 10)) == (4 if is_committed else 9)
+
+
+def test_two_workers_at_once_have_their_parts_each(database: Database, clock: Clock) -> None:
+    conn, claimer = _with_a_max_share(database, clock), database.connect(autocommit=False)
+    assert len(reserve(claimer, 10, "v")) == 9
+    assert len(reserve(conn, 10, "w")) == 9
 
 
 def test_a_tenant_that_flips_beside_an_old_snapshot_leaves_few_rows(database: Database, clock: Clock) -> None:

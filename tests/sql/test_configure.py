@@ -40,6 +40,7 @@ QUEUE: dict[str, Any] = {
     "retention_dead": timedelta(days=4),
     "retry_budget": 10,
     "fair_by": "limit_key",
+    "max_share": 0.75,
 }
 BOTH = pytest.mark.parametrize(
     ("function", "table", "options"), [("configure_task", "tasks", TASK), ("configure_queue", "queues", QUEUE)]

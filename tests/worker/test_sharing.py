@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from pgqueue import App
-from tests.calls import enqueue_many, value
+from tests.calls import call, enqueue, enqueue_many, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, is_asleep, working
+from tests.workers import NEVER, done, is_asleep, working
 
 
 @pytest.mark.covers("D4")
@@ -73,3 +73,32 @@ async def test_what_was_not_started_within_two_seconds_goes_to_a_worker_that_sle
             await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.jobs") == 0)
     # Given back uncounted.
     assert value(conn, "select max(attempts) from pgqueue.history") == 1
+
+
+async def test_a_tenant_with_long_jobs_leaves_a_slot_to_the_others_and_goes_on_as_its_own_end(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key", max_share=0.75)
+    app = App()
+    gates = [asyncio.Event() for _ in range(8)]
+    running: list[int] = []
+
+    @app.task
+    async def long(i: int) -> None:
+        running.append(i)
+        await gates[i].wait()
+
+    @app.task
+    async def short() -> None: ...
+
+    async with working(app, database.dsn, concurrency=4, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        jobs = enqueue_many(conn, 8, "long", limit_key="a")
+        await wait_until_async(lambda: running == [0, 1, 2])
+        for _ in range(5):
+            assert await done(conn, enqueue(conn, "short", limit_key="b")) == ["succeeded"]
+        for n in range(8):
+            await wait_until_async(lambda n=n: len(running) == min(n + 3, 8))  # type: ignore[misc]
+            assert worker.status()["running"] <= 3
+            gates[running[n]].set()
+        assert await done(conn, *jobs) == ["succeeded"] * 8

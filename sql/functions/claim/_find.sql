@@ -111,7 +111,7 @@ begin
         foreach v_lane in array v_lanes loop
             exit when cardinality(rows) = p_jobs;
             if v_lane.is_fair then
-                v_more := pgqueue._find_in_turn(p_worker, v_lane, p_jobs - cardinality(rows), p_now, p_skipped, p_all);
+                v_more := pgqueue._find_in_turn(p_worker, v_lane, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all);
             else
                 v_more := pgqueue._find(
                     p_worker, array[v_lane.queue], null, false, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all,

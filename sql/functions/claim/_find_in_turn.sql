@@ -6,8 +6,8 @@
 -- the last one, or until the claim is full; each lane is one probe. It writes where it ended. Only a claim that is not full
 -- makes further passes: one over all lanes, then one of as many rounds at once as those need that have more.
 -- What a tenant could not take because the claim was full it has first in the next one.
--- A lane whose tenant is at a limit, or paused, is skipped, and nothing is written. At most 64 lanes in which nothing is due are
--- probed, then the claim ends where it is, and its worker is woken to continue.
+-- A lane whose tenant is at a limit, paused, or has its max_share of this worker, is skipped, and nothing is written. At most 64
+-- lanes in which nothing is due are probed, then the claim ends where it is, and its worker is woken to continue.
 -- Where handlers are long, a turn of starts would give a tenant with jobs of a minute all slots in the end: tenants whose long
 -- jobs are more than their part come after all others.
 -- Jobs that are in no lane have a turn of one at the end of the order.
@@ -24,6 +24,7 @@ declare
     v_from text;
     v_rounds integer := 1;
     v_busy_too boolean := false;
+    v_is_shared constant boolean := exists (select from pgqueue.queues q where q.name = p_lane.queue and q.max_share < 1);
     v_lanes text[] := '{}'::text[];
     v_pass record;
     v_others record;
@@ -32,9 +33,21 @@ declare
 begin
     rows := '{}';
     candidates := '{}';
+    if v_is_shared then
+        -- Else another claim of this worker is under way, whose jobs cannot be counted yet.
+        if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
+            return;
+        end if;
+        v_lanes := array(
+            select pgqueue._lane_of(j.limit_key)
+            from unnest(p_skipped) s (row_ctid)
+            join pgqueue.jobs j on j.ctid = s.row_ctid
+            where j.queue = p_lane.queue
+        );
+    end if;
     while v_want > 0 loop
         v_pass := pgqueue._lock_pass(
-            p_worker, p_lane, v_from, v_rounds, v_busy_too, v_want, v_lanes, p_now, p_skipped || rows, p_all
+            p_worker, p_lane, v_from, v_rounds, v_busy_too, v_is_shared, v_want, v_lanes, p_now, p_skipped || rows, p_all
         );
         rows := rows || v_pass.rows;
         candidates := candidates || v_pass.candidates;
@@ -77,8 +90,8 @@ $$;
 -- lanes: the shares of those that gave all that they were asked for; cut_at: the lane at which it stopped, because it had probed
 -- too many; has_busy: lanes were left for the end.
 create or replace function pgqueue._lock_pass(
-    p_worker text, p_lane pgqueue.due_lane, p_from text, p_rounds integer, p_busy_too boolean, p_jobs integer, p_lanes text[],
-    p_now timestamptz, p_skipped tid[], p_all boolean,
+    p_worker text, p_lane pgqueue.due_lane, p_from text, p_rounds integer, p_busy_too boolean, p_is_shared boolean,
+    p_jobs integer, p_lanes text[], p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[], out lanes text[], out more bigint, out cut_at text, out has_busy boolean
 )
 language plpgsql
@@ -157,7 +170,11 @@ begin
                     and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
                     and j.ctid <> all (p_skipped)
                 order by j.ready_at, j.id
-                limit case when u.has_rules then pgqueue._quota_within(l.lane_key, l.quota, p_lanes, p_now) else l.quota end
+                limit case
+                    when u.has_rules or p_is_shared
+                        then pgqueue._quota_within(p_worker, v_queue, l.lane_key, l.quota, p_lanes, p_now)
+                    else l.quota
+                end
                 for update skip locked
             ) j
             cross join lateral pgqueue._may_be_limited(
@@ -238,7 +255,9 @@ end
 $$;
 
 -- How many of p_quota jobs of a lane may start beside those that are locked: p_lanes has the lane of each.
-create or replace function pgqueue._quota_within(p_lane_key text, p_quota integer, p_lanes text[], p_now timestamptz)
+create or replace function pgqueue._quota_within(
+    p_worker text, p_queue text, p_lane_key text, p_quota integer, p_lanes text[], p_now timestamptz
+)
 returns integer
 language plpgsql stable
 as $$
@@ -247,7 +266,7 @@ declare
 begin
     return (
         select greatest(c.capacity - v_locked, 0)
-        from pgqueue._tenant_capacity(substr(p_lane_key, 9), p_quota + v_locked, p_now) c
+        from pgqueue._tenant_capacity(p_worker, p_queue, substr(p_lane_key, 9), p_quota + v_locked, p_now) c
     );
 end
 $$;

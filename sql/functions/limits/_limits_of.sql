@@ -278,6 +278,17 @@ begin
         end as next_at
     ) a
     where (p_name is null or l.name = p_name) and (c.capacity <= 0 or c.units < w.units)
+    union all
+    select
+        'max_share:' || q.name,
+        format('its tenant has as many slots of each worker as max_share %s of queue %s gives to one', q.max_share, q.name), null
+    from pgqueue.queues q
+    where p_name is null and p_job.lane_key is not null and q.name = p_job.queue and q.max_share < 1
+        and (
+            select max((pgqueue._tenant_capacity(w.name, q.name, p_job.limit_key, 1, p_now)).capacity)
+            from pgqueue.workers w
+            where w.queues is null or q.name = any (w.queues)
+        ) = 0
     limit 1;
 end
 $$;

@@ -118,6 +118,7 @@ as $$
         when p_option = 'expires_in' then 'above zero'
         when starts_with(p_option, 'retention_') then 'from zero to two years'
         when p_option = 'fair_by' then 'limit_key'
+        when p_option = 'max_share' then 'above 0 and at most 1'
         when p_option in ('queue', 'retry_queue') then '1 to 128 bytes long'
         when p_option = 'docs' then 'an address that begins with http:// or https://'
         when p_option = 'owner' then '1 to 128 characters long'

@@ -6,7 +6,7 @@
 create or replace function pgqueue.configure_queue(
     queue text, priority integer default null, weight integer default null, retention_succeeded interval default null,
     retention_cancelled interval default null, retention_dead interval default null, retry_budget integer default null,
-    reset text[] default null, fair_by text default null
+    reset text[] default null, fair_by text default null, max_share double precision default null
 )
 returns boolean
 language sql security definer
@@ -23,12 +23,12 @@ as $$
     from (
         select configure_queue.priority, configure_queue.weight, configure_queue.retention_succeeded,
             configure_queue.retention_cancelled, configure_queue.retention_dead, configure_queue.retry_budget,
-            configure_queue.fair_by
+            configure_queue.fair_by, configure_queue.max_share
     ) o
 $$;
 
 comment on function pgqueue.configure_queue(
-    text, integer, integer, interval, interval, interval, integer, text[], text
+    text, integer, integer, interval, interval, interval, integer, text[], text, double precision
 ) is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
     'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '

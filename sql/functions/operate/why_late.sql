@@ -221,9 +221,9 @@ as $$
         format(
             '%s; it holds back %s%s', coalesce(n.detail, format('the limit %s has capacity now', n.name)),
             case when h.jobs = 1000 then 'at least ' end,
-            pgqueue._counted(h.jobs + case when n.name like 'queue:%' then p_late else 0 end)
+            pgqueue._counted(h.jobs + case when n.name ~ '^(queue|max_share):' then p_late else 0 end)
         ),
-        (
+        coalesce((
             select concat(
                 'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
                 case
@@ -235,7 +235,7 @@ as $$
             from pgqueue._limits_of(p_held.queue, p_held.task, p_held.key, p_held.limit_key) l
             where l.name = n.name
             limit 1
-        )
+        ), 'start more workers, or: pgqueue queues set ' || pgqueue._shell_quoted(p_held.queue) || ' --max-share 1')
     from (
         select coalesce(p_limit, l.name) as name, l.detail
         from (select) one

@@ -5,7 +5,7 @@
 -- perhaps deleted, cancelled, reserved, paused, a limit set. So nothing that the transaction did has another
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
--- It serves a job that has no key or expires_at, while no limit and no pause is on its task, queue or limit_key: where a
+-- It serves a job that has no key or expires_at, while no limit, pause or max_share is on its task, queue or limit_key: where a
 -- worker is idle nothing waits, so this is no tenant's turn. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one
 -- here, so that a job that does not start is not announced either, and the notification has the time of the commit.
 -- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
@@ -68,7 +68,10 @@ begin
             cross join pgqueue.jobs j
             where j.id = new.id and j.state = 'waiting' and j.ready_at <= v_now and j.key is null
                 and j.expires_at is null
-                and (j.limit_key is null or (pgqueue._tenant_capacity(j.limit_key, 1, v_now)).rules = 0)
+                and (
+                    coalesce(j.limit_key, j.lane_key) is null
+                    or (pgqueue._tenant_capacity(c.worker, j.queue, j.limit_key, 1, v_now)).rules = 0
+                )
                 -- With the other fields below the 8000 bytes of a payload.
                 and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
                 -- Else its notification is an error of the session that listens.

@@ -108,7 +108,7 @@ begin
         insert into pgqueue.heartbeats (worker, at, memory) values (idle.worker, v_now, case when idle.memory >= 0 then idle.memory end);
     end if;
 
-    v_next_due := pgqueue._next_due(idle.queues, v_limited, v_due_lanes is not null, v_now);
+    v_next_due := pgqueue._next_due(idle.worker, idle.queues, v_limited, v_due_lanes is not null, v_now);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
         v_next_due := least(v_next_due, pgqueue._next_capacity(idle.queues, v_now));
@@ -174,7 +174,7 @@ $$;
 
 -- When a job of these queues is due next. p_limited: some queues have limits. p_many: there are more than 64 lanes, and those
 -- that a claim visits first are read; in others something may be due, which reserve visits next.
-create or replace function pgqueue._next_due(p_queues text[], p_limited boolean, p_many boolean, p_now timestamptz)
+create or replace function pgqueue._next_due(p_worker text, p_queues text[], p_limited boolean, p_many boolean, p_now timestamptz)
 returns timestamptz
 language plpgsql
 as $$
@@ -219,7 +219,7 @@ begin
     cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
     where first.ready_at > p_now or l.queue <> all (v_at_limit);
     if v_turn_due <= p_now then
-        v_turn_due := pgqueue._next_turn_due(p_queues, p_now);
+        v_turn_due := pgqueue._next_turn_due(p_worker, p_queues, p_now);
     end if;
     v_next_due := least(v_next_due, v_turn_due);
     if p_many then

@@ -1,0 +1,233 @@
+"""max_share: the part of a worker's slots that one tenant of a fair queue may have, so that others start at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
+from tests.databases import Database
+from tests.sql.test_fair import fill, tenants
+from tests.sql.test_handoff import Idle
+
+NOON = "2030-01-01 12:00+00"
+
+
+def hello(conn: psycopg.Connection, worker: str, slots: int) -> None:
+    call(conn, "hello", worker, None, Jsonb({"concurrency": slots}))
+
+
+@pytest.fixture
+def conn(conn: psycopg.Connection) -> psycopg.Connection:
+    call(conn, "configure_queue", "default", fair_by="limit_key", max_share=0.9)
+    hello(conn, "w", 10)
+    return conn
+
+
+def held(conn: psycopg.Connection, worker: str = "w") -> Counter[str | None]:
+    found = conn.execute("select limit_key from pgqueue.jobs where state = 'executing' and reserved_by = %s", [worker])
+    return Counter(name for (name,) in found)
+
+
+def test_of_ten_slots_one_stays_for_the_other_tenants(conn: psycopg.Connection) -> None:
+    fill(conn, a=20)
+    assert tenants(conn, reserve(conn, 10)) == ["a"] * 9
+    assert reserve(conn, 1) == []
+    fill(conn, b=2)
+    [mine] = reserve(conn, 1)
+    assert tenants(conn, [mine]) == ["b"]
+    # All slots are taken: a worker asks for none. If it did, the other tenant could have them.
+    call(conn, "complete", mine.id, mine.reservation)
+    assert tenants(conn, reserve(conn, 1)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("share", "slots", "most"),
+    [(0.9, 10, 9), (0.5, 7, 3), (0.29, 100, 29), (0.1, 3, 1), (0.9, 1, 1), (1.0, 10, 10)],
+)
+@pytest.mark.parametrize("at_a_time", [1, 7, 100])
+def test_a_tenant_has_its_part_of_the_slots_rounded_down_and_one_at_least(
+    conn: psycopg.Connection, share: float, slots: int, most: int, at_a_time: int
+) -> None:
+    call(conn, "configure_queue", "default", max_share=share)
+    hello(conn, "w", slots)
+    fill(conn, a=110)
+    claimed = 0
+    while claimed < slots and (rows := reserve(conn, min(at_a_time, slots - claimed))):
+        claimed += len(rows)
+    assert claimed == most
+
+
+@pytest.mark.parametrize("in_one_call", [False, True])
+def test_a_tenant_goes_on_as_its_jobs_end(conn: psycopg.Connection, in_one_call: bool) -> None:
+    fill(conn, a=20)
+    rows = reserve(conn, 10)
+    done, reservations = pairs(rows[:2])
+    if in_one_call:
+        found = table(conn, "exchange", "w", 10, completed=done, completed_reservations=reservations)
+        assert [row.outcome for row in found] == ["reserved"] * 2
+    else:
+        assert column(conn, "complete_many", done, reservations) == []
+        assert len(reserve(conn, 10)) == 2
+    assert held(conn) == {"a": 9}
+
+
+def test_each_worker_counts_its_own_slots(conn: psycopg.Connection) -> None:
+    hello(conn, "v", 4)
+    fill(conn, a=30)
+    assert len(reserve(conn, 10, "w")) == 9
+    assert len(reserve(conn, 10, "v")) == 3
+    # One that has not said how many it has takes as many as it likes.
+    assert len(reserve(conn, 10, "stranger")) == 10
+
+
+def test_what_a_worker_does_for_other_queues_takes_none_of_it(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 20, queue="plain", limit_key="a")
+    fill(conn, a=20)
+    assert len(reserve(conn, 5, queues=["plain"])) == 5
+    assert len(reserve(conn, 5, queues=["default"])) == 5
+    assert len(reserve(conn, 10, queues=["default"])) == 4
+
+
+def test_jobs_without_a_limit_key_are_one_tenant(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 20)
+    assert len(reserve(conn, 10)) == 9
+    fill(conn, b=1)
+    assert tenants(conn, reserve(conn, 1)) == ["b"]
+
+
+@pytest.mark.parametrize("max_jobs", [10, 50])
+def test_one_claim_counts_what_it_takes_of_all_priorities(conn: psycopg.Connection, max_jobs: int) -> None:
+    for priority in (5, 0, -5):
+        enqueue_many(conn, 6, limit_key="a", priority=priority)
+    assert len(reserve(conn, max_jobs)) == 9
+
+
+def test_jobs_that_come_back_at_once_count_as_well(conn: psycopg.Connection) -> None:
+    fill(conn, a=20)
+    assert column(conn, "release", *pairs(reserve(conn, 10))) == []
+    assert len(reserve(conn, 10)) == 9
+    fill(conn, b=1)
+    assert tenants(conn, reserve(conn, 1)) == ["b"]
+
+
+def test_a_share_of_turns_and_a_limit_hold_beside_it(conn: psycopg.Connection) -> None:
+    call(conn, "set_share", "a", 20)
+    call(conn, "set_limit", "limit_key", "b", 2)
+    fill(conn, a=50, b=50, c=50)
+    hello(conn, "w", 20)
+    assert len(reserve(conn, 20)) == 20
+    assert held(conn) == {"a": 18, "b": 1, "c": 1}
+    column(conn, "complete_many", *column_pairs(conn, "a"))
+    assert len(reserve(conn, 18)) == 18
+    assert held(conn)["b"] <= 2
+
+
+def column_pairs(conn: psycopg.Connection, tenant: str) -> tuple[list[int], list[int]]:
+    found = conn.execute(
+        "select id, reservation from pgqueue.jobs where state = 'executing' and limit_key = %s", [tenant]
+    ).fetchall()
+    return [each[0] for each in found], [each[1] for each in found]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queues": ["plain", "default"], "strategy": "strict"},
+        {"queues": ["plain", "default"], "strategy": "lag"},
+        {"queues": ["plain", "default"], "strategy": "round_robin"},
+        {"queues": ["plain", "default"], "weights": [1, 4]},
+        {},
+    ],
+    ids=str,
+)
+def test_it_holds_with_every_strategy(conn: psycopg.Connection, options: dict[str, Any]) -> None:
+    enqueue_many(conn, 5, queue="plain")
+    fill(conn, a=40)
+    claimed = 0
+    while rows := reserve(conn, 4, **options):
+        claimed += len(rows)
+    assert claimed == 5 + 9
+
+
+def test_it_binds_from_its_commit_on_and_ends_with_it(conn: psycopg.Connection) -> None:
+    fill(conn, a=20)
+    call(conn, "configure_queue", "default", max_share=0.3)
+    assert len(reserve(conn, 10)) == 3
+    call(conn, "configure_queue", "default", reset=["max_share"])
+    assert len(reserve(conn, 7)) == 7
+
+
+def test_a_queue_that_is_not_fair_knows_no_tenants(conn: psycopg.Connection) -> None:
+    call(conn, "configure_queue", "default", reset=["fair_by"])
+    fill(conn, a=20)
+    assert len(reserve(conn, 10)) == 10
+
+
+def test_an_idle_worker_looks_again_in_a_moment_where_only_its_tenants_slots_are_taken(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    hello(conn, "w", 10)
+    fill(conn, a=20)
+    reserve(conn, 10)
+    maintain(conn)
+    [row] = table(conn, "idle", "w")
+    # Nobody else hears that one of them ended.
+    assert row.next_due == clock.now() + timedelta(milliseconds=250)
+    call(conn, "awake", "w")
+    hello(conn, "v", 10)
+    [row] = table(conn, "idle", "v")
+    assert row.next_due == clock.now()
+    call(conn, "awake", "v")
+    fill(conn, b=1)
+    [row] = table(conn, "idle", "w")
+    assert row.next_due == clock.now()
+
+
+def test_a_job_is_not_handed_past_it(conn: psycopg.Connection, database: Database) -> None:
+    idle = Idle(database)
+    hello(conn, "w", 10)
+    for options in ({"limit_key": "a"}, {}):
+        enqueue(conn, **options)
+        assert idle.heard() == ["wake"]
+    assert len(reserve(conn, 10)) == 2
+
+
+def test_explain_and_why_late_name_it(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    hello(conn, "w", 10)
+    fill(conn, a=20)
+    rows = reserve(conn, 10)
+    last = value(conn, "select max(id) from pgqueue.jobs")
+    clock.advance("20 s")
+    hello(conn, "w", 10)
+    [found] = table(conn, "explain", last)
+    said = "its tenant has as many slots of each worker as max_share 0.9 of queue default gives to one"
+    assert (found.reason, found.detail) == ("limit", said)
+    clock.advance("20 s")
+    hello(conn, "w", 10)
+    [late] = table(conn, "why_late", "default")
+    assert (late.cause, late.subject) == ("limit", "max_share:default")
+    assert late.evidence == f"{said}; it holds back 11 jobs"
+    assert late.remedy == "start more workers, or: pgqueue queues set default --max-share 1"
+    call(conn, "complete", rows[0].id, rows[0].reservation)
+    [found] = table(conn, "explain", last)
+    assert found.reason == "turn"
+    # Another worker has room for it.
+    reserve(conn, 10)
+    hello(conn, "v", 10)
+    [found] = table(conn, "explain", last)
+    assert found.reason == "turn"
+
+
+def test_a_wrong_share_is_refused(conn: psycopg.Connection) -> None:
+    for wrong in (0, -0.5, 1.01, float("nan")):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="max_share must be above 0 and at most 1"):
+            call(conn, "configure_queue", "default", max_share=wrong)
