@@ -35,6 +35,7 @@ NAMES = (
     "keys",
     "rules",
     "fair",
+    "long_jobs",
     "workflows",
     "pages",
     "samples",
