@@ -19,7 +19,7 @@ _COUNT = re.compile(
 )
 
 # A command stands at the beginning, or behind a colon or a semicolon, and ends at a semicolon that no quotes hold. What
-# follows one of ours behind a comma is said of it.
+# follows one of ours behind a comma describes it.
 _QUOTED = r"'(?:[^'])*'|\"[^\"]*\""
 _COMMAND = re.compile(
     rf"(?:^|(?<=[:;] ))(?:pgqueue (?:{_QUOTED}|,(?! )|[^;,'\"])+"
