@@ -52,6 +52,7 @@ ALLOWED = {
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
+    ("_live_candidates", "text type variable is not sanitized"): "the conditions that stand in it",
     ("_tidy", STABLE): "deletes rows by dynamic SQL",
     ("_tidy", "text type variable is not sanitized"): "the tables and conditions that stand in it",
     ("_write_options", STABLE): "writes a row by dynamic SQL",

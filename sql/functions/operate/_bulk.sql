@@ -212,7 +212,7 @@ begin
     if v_found.next_id is not null and p_changes is null then
         select array(select m from unnest(f.matches) m where not m.is_asked_to_stop) as jobs, f.next_id into v_rest
         from pgqueue._search_by_id(p_filter, true, v_found.next_id, 10000, 50000) f;
-        left_over := cardinality(v_rest.jobs);
+        left_over := cardinality(v_rest.jobs)::bigint;
         is_exact := v_rest.next_id is null;
         if left_over = 0 then
             v_found.next_id := v_rest.next_id;
