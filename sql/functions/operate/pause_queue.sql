@@ -2,16 +2,14 @@
 
 create or replace function pgqueue.pause_queue(queue text)
 returns boolean
-language plpgsql security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    perform pgqueue._check_name('queue', pause_queue.queue);
-    return pgqueue._audit(
+    select pgqueue._check_name('queue', pause_queue.queue);
+    select pgqueue._audit(
         'pause_queue', jsonb_build_object('queue', pause_queue.queue),
         pgqueue._pause('queue', pause_queue.queue, 'operator', 'infinity', null, null)::integer
-    );
-end
+    )
 $$;
 
 comment on function pgqueue.pause_queue(text) is

@@ -2,16 +2,14 @@
 
 create or replace function pgqueue.resume_queue(queue text)
 returns boolean
-language plpgsql security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    perform pgqueue._check_name('queue', resume_queue.queue);
-    return pgqueue._audit(
+    select pgqueue._check_name('queue', resume_queue.queue);
+    select pgqueue._audit(
         'resume_queue', jsonb_build_object('queue', resume_queue.queue),
         pgqueue._resume('queue', resume_queue.queue, 'operator')::integer
-    );
-end
+    )
 $$;
 
 comment on function pgqueue.resume_queue(text) is 'Start jobs of a paused queue again. False: it was not paused.';

@@ -21,8 +21,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_declared jsonb := jsonb_build_object(
-        'declared_expression', schedule.expression, 'declared_timezone', schedule.timezone,
-        'every', make_interval(secs => extract(epoch from schedule.every)::double precision), 'catch_up', schedule.catch_up,
+        'declared_expression', schedule.expression, 'declared_timezone', schedule.timezone, 'catch_up', schedule.catch_up,
         'catch_up_cap', schedule.catch_up_cap, 'overlap', schedule.overlap, 'jitter', schedule.jitter, 'task', schedule.task,
         'args', schedule.args, 'queue', schedule.queue, 'priority', schedule.priority, 'max_attempts', schedule.max_attempts,
         'expires_in', schedule.expires_in, 'headers', schedule.headers, 'tags', schedule.tags, 'retention', schedule.retention
@@ -40,16 +39,14 @@ begin
     v_options.headers := schedule.headers;
     perform pgqueue._check_options(v_options);
     perform pgqueue._check_args(schedule.args);
-    perform pgqueue._check_schedule(
-        schedule.expression, schedule.every, schedule.timezone, schedule.catch_up, schedule.overlap, schedule.jitter,
-        schedule.catch_up_cap
-    );
-    v_declared := v_declared || jsonb_build_object(
-        'spec', case when schedule.expression is not null then pgqueue._cron_parse(schedule.expression) end
-    );
     v_after := jsonb_populate_record(null::pgqueue.schedules, v_declared);
     v_after.name := schedule.name;
     v_after.anchor := v_now;
+    v_after.every := schedule.every;
+    perform pgqueue._check_schedule(v_after);
+    v_after.every := make_interval(secs => extract(epoch from schedule.every)::double precision);
+    v_after.spec := case when schedule.expression is not null then pgqueue._cron_parse(schedule.expression) end;
+    v_declared := v_declared || jsonb_build_object('every', v_after.every, 'spec', v_after.spec);
     if pgqueue._next_instant(v_after, v_now) is null then
         perform pgqueue._refuse(
             'a schedule must have a next time', format('%s never comes.', quote_literal(schedule.expression)),
@@ -107,9 +104,7 @@ comment on function pgqueue.schedule is
     'maintain() enqueues due jobs at most about a second after their time. [worker]';
 
 -- Refuses wrong options of a schedule, each by its name.
-create or replace function pgqueue._check_schedule(
-    p_expression text, p_every interval, p_timezone text, p_catch_up text, p_overlap text, p_jitter interval, p_cap integer
-)
+create or replace function pgqueue._check_schedule(p_schedule pgqueue.schedules)
 returns void
 language plpgsql
 as $$
@@ -118,38 +113,39 @@ begin
     from (
         values
             (
-                num_nonnulls(p_expression, p_every) <> 1, 'a schedule takes either expression or every',
-                case when p_every is null then 'Neither was given.' else 'Both were given.' end,
+                num_nonnulls(p_schedule.declared_expression, p_schedule.every) <> 1,
+                'a schedule takes either expression or every',
+                case when p_schedule.every is null then 'Neither was given.' else 'Both were given.' end,
                 'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
             ),
             (
-                not isfinite(p_every) or p_every not between '1 s' and '10 years'
-                or extract(month from p_every) <> 0 or extract(year from p_every) <> 0,
-                'every must be between one second and ten years, without months', format('It is %s.', p_every),
+                not isfinite(p_schedule.every) or p_schedule.every not between '1 s' and '10 years'
+                or extract(month from p_schedule.every) <> 0 or extract(year from p_schedule.every) <> 0,
+                'every must be between one second and ten years, without months', format('It is %s.', p_schedule.every),
                 'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
             ),
             (
-                (p_catch_up in ('skip', 'last', 'all')) is not true, 'catch_up must be skip, last or all',
-                format('It is %s.', coalesce(quote_literal(p_catch_up), 'null')),
+                (p_schedule.catch_up in ('skip', 'last', 'all')) is not true, 'catch_up must be skip, last or all',
+                format('It is %s.', coalesce(quote_literal(p_schedule.catch_up), 'null')),
                 'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
             ),
             (
-                (p_cap between 1 and 10000) is not true, 'catch_up_cap must be between 1 and 10000',
-                format('It is %s.', coalesce(p_cap::text, 'null')),
+                (p_schedule.catch_up_cap between 1 and 10000) is not true, 'catch_up_cap must be between 1 and 10000',
+                format('It is %s.', coalesce(p_schedule.catch_up_cap::text, 'null')),
                 'Give the number of missed runs that are made up for at most; 100 is the default.'
             ),
             (
-                (p_overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
-                format('It is %s.', coalesce(quote_literal(p_overlap), 'null')),
+                (p_schedule.overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
+                format('It is %s.', coalesce(quote_literal(p_schedule.overlap), 'null')),
                 'start: a run starts even if the last one has not ended; skip: it is left out.'
             ),
             (
-                not isfinite(p_jitter) or p_jitter not between '0' and '1 day', 'jitter must be between zero and one day',
-                format('It is %s.', p_jitter), 'Give jitter as an interval, such as ''30 s''.'
+                not isfinite(p_schedule.jitter) or p_schedule.jitter not between '0' and '1 day',
+                'jitter must be between zero and one day', format('It is %s.', p_schedule.jitter), 'Give jitter as an interval, such as ''30 s''.'
             )
     ) r (is_wrong, message, detail, hint)
     where r.is_wrong;
-    perform pgqueue._check_timezone(p_timezone);
+    perform pgqueue._check_timezone(p_schedule.declared_timezone);
 end
 $$;
 
