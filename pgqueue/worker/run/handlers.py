@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import sys
@@ -24,7 +25,7 @@ from pgqueue.tasks import Task
 from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict, arguments
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
-from pgqueue.worker.run.isolation import STARTS_AT_ONCE, Isolation, restore_thread
+from pgqueue.worker.run.isolation import NAME, Isolation, restore_thread
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
 from pgqueue.worker.tell.tell import Tell
@@ -350,12 +351,8 @@ class Handlers:
         isolation = self._isolation
         if not self.in_tasks:
             isolation.note_loop()
-        runner = isolation.start(coroutine, held.context)
+        runner = self._start(coroutine, held.context)
         if not runner.done():
-            if not STARTS_AT_ONCE:
-                # It may be asked to end before it begins.
-                self.in_tasks[runner] = held
-                held.runner = runner
             try:
                 await runner
             except asyncio.CancelledError as cancelled:
@@ -367,12 +364,24 @@ class Handlers:
         held.runner = held.outcome = None
         return outcome
 
+    def _start(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> asyncio.Task[None]:
+        """Run a coroutine in its own task, at once until it first waits: so a quick one costs no turn of the loop."""
+        loop = self._isolation.loop
+        if sys.version_info >= (3, 12):
+            return asyncio.Task(coroutine, loop=loop, name=NAME, context=context, eager_start=True)
+        task, first_step = self._isolation.make_task(coroutine, context)
+        caller = asyncio.current_task(loop)
+        assert caller is not None
+        asyncio._leave_task(loop, caller)
+        try:
+            context.run(first_step)
+        finally:
+            asyncio._enter_task(loop, caller)
+        return task
+
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
         self._started_task(held)
         try:
-            if not STARTS_AT_ONCE:
-                # Another handler may have blocked the loop since this task was made.
-                _check_lease(held)
             self.enter(held)
             if self.around is None:
                 held.outcome = await self._function(task)(**self.arguments_of(held, task)), None
@@ -397,8 +406,6 @@ class Handlers:
             held.outcome = None, error
 
     def _started_task(self, held: Held) -> None:
-        if not STARTS_AT_ONCE:
-            return
         me = asyncio.current_task(self._isolation.loop)
         assert me is not None
         self.in_tasks[me] = held

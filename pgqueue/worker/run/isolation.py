@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import decimal
-import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_NAME = "pgqueue-job"
-
-# Whether a task runs at once until it first waits: most handlers that are quick end before that.
-STARTS_AT_ONCE = sys.version_info >= (3, 12)
+# The name of the task of a job.
+NAME = "pgqueue-job"
 
 
 class Isolation:
@@ -28,6 +25,7 @@ class Isolation:
         self.loop = loop
         self._on_exception: Any = None
         self._task_factory: Any = None
+        self._first_step: Callable[[], object] = _nothing
         self._base, self._numbers = _without_numbers(contextvars.copy_context())
 
     def context(self) -> contextvars.Context:
@@ -48,11 +46,33 @@ class Isolation:
         if self.loop.get_task_factory() is not self._task_factory:
             self.loop.set_task_factory(self._task_factory)
 
-    def start(self, coroutine: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
-        """Run a coroutine in its own task."""
-        if sys.version_info >= (3, 12):
-            return asyncio.Task(coroutine, loop=self.loop, name=_NAME, context=context, eager_start=True)
-        return asyncio.Task(coroutine, loop=self.loop, name=_NAME, context=context)
+    def make_task(
+        self, coroutine: Coroutine[Any, Any, T], context: contextvars.Context
+    ) -> tuple[asyncio.Task[T], Callable[[], object]]:
+        """Return a task, and its first step: the caller makes it, in `context` and while no task is current.
+
+        A new task asks the loop for its first step, by the method `call_soon`. An attribute of the loop goes before its
+        method, also of a loop that is written in C.
+        """
+        attributes = vars(self.loop)
+        kept = attributes.get("call_soon")
+        attributes["call_soon"] = self._keep_first_step
+        try:
+            task = asyncio.Task(coroutine, loop=self.loop, name=NAME, context=context)
+        finally:
+            del attributes["call_soon"]
+            if kept is not None:
+                attributes["call_soon"] = kept
+        # Not kept: it refers to this job.
+        first_step, self._first_step = self._first_step, _nothing
+        return task, first_step
+
+    def _keep_first_step(self, step: Callable[[], object], *, context: contextvars.Context) -> None:
+        self._first_step = step
+
+
+def _nothing() -> None:
+    pass
 
 
 def _without_numbers(context: contextvars.Context) -> tuple[contextvars.Context, decimal.Context | None]:

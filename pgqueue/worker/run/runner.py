@@ -21,13 +21,10 @@ from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.run.threads import NoThread, Outcome
+from pgqueue.worker.run.turn import Turn
 from pgqueue.worker.tell.tell import Tell
 
 log = logging.getLogger("pgqueue.worker")
-
-# A coroutine that runs quick handlers one after the other yields to the event loop after this time in seconds: to
-# report ends, and to claim more.
-_TURN = 0.004
 
 # For this time in seconds a thread takes the next job by itself.
 _TURN_OF_THREAD = 0.05
@@ -84,6 +81,7 @@ class Runner:
         self._quarantined: Held | None = None
         self._closed = False
         self._pace = Pace()
+        self._turn = Turn()
 
     @property
     def active(self) -> int:
@@ -257,35 +255,39 @@ class Runner:
         self._wake(self.unstarted)
 
     async def _run_jobs(self) -> None:
-        turn_ends = time.monotonic() + _TURN
+        me = cast("asyncio.Task[None]", asyncio.current_task())
         while not self._closed:
+            if me.cancelling():
+                # By a handler that cancelled all asyncio tasks: what it meets next must not be another job.
+                raise asyncio.CancelledError
             if len(self._coroutines) > self._concurrency:
                 # Here and not in the callback: if many end at once, enough must stay.
-                self._coroutines.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+                self._coroutines.discard(me)
                 if self._waiting:
                     # It may have been woken for a job, which is left to another one.
                     self._wake(1)
                 self._slots.freed()
                 return
-            held = self._next()
-            if held is None:
+            if not self._waiting:
                 await self._wait_for_job()
-                turn_ends = time.monotonic() + _TURN
+                continue
+            now = time.monotonic()
+            if self._turn.is_over(now):
+                await asyncio.sleep(0)
+                continue
+            if (held := self._next()) is None:
+                # A thread has taken it.
                 continue
             if not self._waiting:
                 # While there were jobs to start, `capacity` may have kept free slots for a larger claim.
                 self._slots.freed()
-            task = self._startable(held)
+            task = self._startable(held, now)
             if task is None:
                 continue
             if self.handlers.is_plain(held, task):
                 await self._run_in_threads(held, task)
-                turn_ends = time.monotonic() + _TURN
-                continue
-            await self._run_one(held, task)
-            if time.monotonic() > turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = time.monotonic() + _TURN
+            else:
+                await self._run_one(held, task, now)
 
     async def _wait_for_job(self) -> None:
         sleeper = asyncio.get_running_loop().create_future()
@@ -293,12 +295,12 @@ class Runner:
         self._slots.freed()
         await sleeper
 
-    def _startable(self, held: Held) -> Task[Any, Any] | None:
+    def _startable(self, held: Held, now: float) -> Task[Any, Any] | None:
         """Return the task of a job that may start now; None when the job was given back instead."""
         task = self._app.tasks.get(held.row.task)
         if held.stop is not None:
             self._end(held, held.stop.end)
-        elif held.deadline < time.monotonic():
+        elif held.deadline < now:
             # The process stood still, or no extension came through: another worker may hold it by now.
             log.debug("%s was not started within its lease and is given back", held)
             self._end(held, End.RELEASED)
@@ -312,12 +314,11 @@ class Runner:
             return task
         return None
 
-    async def _run_one(self, held: Held, task: Task[Any, Any]) -> None:
+    async def _run_one(self, held: Held, task: Task[Any, Any], started: float) -> None:
         row = held.row
         self.busy.add(held)
         if row.crashes:
             self._quarantined = held
-        started = time.monotonic()
         try:
             is_watched = bool(row.losses or row.crashes)
             if not is_watched or await self._may_start(held):
