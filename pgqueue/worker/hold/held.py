@@ -72,9 +72,12 @@ class _once(Generic[T]):
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
+        self._name = read.__name__
 
     def __get__(self, held: Held, owner: type[Held]) -> T:
-        value = held.__dict__[self._read.__name__] = self._read(held)
+        value = self._read(held)
+        # Not through __dict__, which Python makes only for an object that is asked for it.
+        setattr(held, self._name, value)
         return value
 
 
@@ -182,6 +185,9 @@ class Held:
     @property
     def end_of_return(self) -> End:
         """How an attempt ends whose handler returns."""
+        if self.job is None:
+            # It has not even asked for it, as most have not.
+            return End.SUCCEEDED
         if self.is_suspended:
             return End.SUSPENDED
         return End.SETTLED if self.is_completed else End.SUCCEEDED
@@ -212,13 +218,15 @@ class Holding:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_at = 0.0
 
-    def add(self, held: Held) -> None:
-        """Keep this job's lease from now on."""
-        self.held[held.pair] = held
+    def add(self, *several: Held) -> None:
+        """Keep the leases of these jobs from now on."""
+        for held in several:
+            self.held[held.pair] = held
 
-    def remove(self, held: Held) -> None:
-        """Forget a job that is finished or lost."""
-        self.held.pop(held.pair, None)
+    def remove(self, *several: Held) -> None:
+        """Forget jobs that are finished or lost."""
+        for held in several:
+            self.held.pop(held.pair, None)
 
     def start(self) -> None:
         """Note the running loop, on which leases are extended."""

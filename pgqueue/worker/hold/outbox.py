@@ -48,19 +48,32 @@ class Ends:
         """Whether too many wait: the worker should claim nothing."""
         return len(self._small) >= _BACKLOG or self._bytes >= _BACKLOG_BYTES
 
-    def add(self, held: Held) -> None:
-        """Add an end that waits."""
+    def add(self, held: Held) -> bool:
+        """Add an end that waits; returns whether it is a large one."""
         if held.result is None and held.error is None:
             # As most do.
             self._small.append(held)
-            return
+            return False
         size = held.size
         self._bytes += size
-        (self._small if size <= LARGE else self._large).append(held)
+        is_large = size > LARGE
+        (self._large if is_large else self._small).append(held)
+        return is_large
 
     def take(self, *, large: bool = False) -> list[Held]:
         """Take the next batch."""
         waiting = self._large if large else self._small
+        if not self._bytes:
+            # None of them has any.
+            batch = [waiting.popleft() for _ in range(min(len(waiting), self._most))]
+        else:
+            batch = self._take_measured(waiting)
+        if batch and self._most < _BATCH:
+            # Unless it turns out to be too much.
+            self._most = min(2 * self._most, _BATCH)
+        return batch
+
+    def _take_measured(self, waiting: deque[Held]) -> list[Held]:
         batch: list[Held] = []
         total = 0
         while waiting and len(batch) < self._most:
@@ -72,9 +85,6 @@ class Ends:
                 break
             self._bytes -= size
             batch.append(waiting.popleft())
-        if batch and self._most < _BATCH:
-            # Unless it turns out to be too much.
-            self._most = min(2 * self._most, _BATCH)
         return batch
 
     def were_too_many(self, batch: Sequence[Held]) -> None:
@@ -117,14 +127,14 @@ class Outbox:
 
     def put(self, held: Held) -> None:
         """Report the end of a job soon."""
-        if held.ended is End.SETTLED or held.ended is End.SUSPENDED:
-            self._settled.append(held)
-        elif held.is_locked or held.ended is End.RELEASED or held.ended is End.SNOOZED:
-            self._returns.append(held)
-        else:
-            self._ends.add(held)
-            if self._ends.has_large:
+        end = held.ended
+        if (end is End.SUCCEEDED or end is End.FAILED) and not held.is_locked:
+            if self._ends.add(held):
                 self.large_came.set()
+        elif end is End.SETTLED or end is End.SUSPENDED:
+            self._settled.append(held)
+        else:
+            self._returns.append(held)
         self.came.set()
         self._state.freed.set()
 

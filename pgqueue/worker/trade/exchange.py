@@ -117,19 +117,21 @@ class Exchange:
         `is_too_much`), or when the connection breaks while a large one is on its way. With `ask` the server asks the
         retry functions of tasks; without, it leaves what they decide on undecided.
         """
-        is_large = sum(held.size for held in batch if held.result is not None or held.error is not None) > LARGE
-        completed = [held for held in batch if held.ended is End.SUCCEEDED]
-        failed = [held for held in batch if held.ended is End.FAILED]
+        succeeded = End.SUCCEEDED
+        completed = [held for held in batch if held.ended is succeeded]
+        failed = [held for held in batch if held.ended is End.FAILED] if len(completed) < len(batch) else []
+        results = [held.result for held in completed]
+        has_results = results.count(None) < len(results)
+        is_large = (has_results or bool(failed)) and sum(held.size for held in batch) > LARGE
         claim, is_careful = object(), self.is_careful
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
         try:
-            results = [held.result for held in completed]
             call = consume.exchange(
                 self._claim,
                 max_jobs,
                 [held.pair for held in completed],
-                results if any(result is not None for result in results) else None,
+                results if has_results else None,
                 [_failure(held) for held in failed],
                 ask=ask,
                 careful=is_careful,

@@ -75,13 +75,11 @@ class Intake:
         if reply.is_careful:
             rows = self._set_aside(rows, reply.deadline)
         taken = [Held(row, reply.deadline, now) for row in rows if row.leader is None]
-        for held in taken:
-            self._holding.add(held)
+        self._holding.add(*taken)
         if len(taken) < len(rows):
             for leader in batches(rows, reply.deadline):
                 taken.append(leader)
-                for held in (leader, *leader.members):
-                    self._holding.add(held)
+                self._holding.add(leader, *leader.members)
         # Another claim may have been sized meanwhile.
         self._slots.settle()
         self._runner.take(self._with_slots(taken))

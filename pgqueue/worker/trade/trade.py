@@ -137,8 +137,7 @@ class Trade:
         succeeded = reply.completed
         if reply.outcomes:
             succeeded = [held for held in reply.completed if self._is_stored(held, reply)]
-        for held in succeeded:
-            self._holding.remove(held)
+        self._holding.remove(*succeeded)
         if succeeded:
             self._tell.succeeded(succeeded)
         for held in reply.failed:
