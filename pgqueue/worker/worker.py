@@ -105,7 +105,7 @@ class Worker:
             dsn, config, self._outage, self._links.keeping, self._intake.handoffs, self._hearing
         )
         self._status = self._make_status()
-        self._watchdog = Watchdog(self._runner)
+        self._watchdog = Watchdog(self._runner.busy)
 
     def _connect(self, dsn: str) -> None:
         config = self.config

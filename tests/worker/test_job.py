@@ -99,7 +99,7 @@ async def test_a_sync_handler_that_ignores_its_timeout_is_warned_of_once_and_nam
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.run.runner.Runner.overdue.__defaults__", (0.1,))
+    monkeypatch.setattr("pgqueue.worker.run.taken.Running.overdue.__defaults__", (0.1,))
     app = App()
     go = threading.Event()
 

@@ -155,10 +155,10 @@ SUPERVISED = """
 import asyncio, logging, os
 from jobs import app
 from pgqueue.config import WorkerConfig
-from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.taken import Running
 from pgqueue.worker import Worker
 
-Runner.overdue.__defaults__ = (0.2,)
+Running.overdue.__defaults__ = (0.2,)
 logging.basicConfig(level=logging.INFO)
 
 

@@ -114,7 +114,7 @@ class Orders:
 
     async def _give_back_paused(self) -> None:
         """Give back unstarted jobs that would not start now."""
-        unstarted = [each.row.id for held in self._runner.held_back(0.0) for each in (held, *held.members)]
+        unstarted = [each.row.id for held in self._runner.waiting.of_age(0.0) for each in (held, *held.members)]
         if not unstarted:
             return
         paused = await self._link.perform(presence.paused_of(unstarted))

@@ -20,6 +20,7 @@ from pgqueue.worker.link.connection import Link
 from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.run.taken import Running, Waiting
 from pgqueue.worker.run.threads import NoThread, Outcome
 from pgqueue.worker.run.turn import Turn
 from pgqueue.worker.tell.tell import Tell
@@ -28,9 +29,6 @@ log = logging.getLogger("pgqueue.worker")
 
 # For this time in seconds a thread takes the next job by itself.
 _TURN_OF_THREAD = 0.05
-
-# How long a handler may continue after its timeout before it counts as overdue, in seconds: time to clean up.
-_GRACE = 5.0
 
 # Over this time, in seconds, jobs are counted: they determine the size of the buffer.
 _SPAN = 0.1
@@ -47,7 +45,8 @@ class Runner:
     """Runs at most `concurrency` handlers at a time: async ones as coroutines, sync ones in threads.
 
     Jobs come by `take`, ends go to the outbox. A few long-lived coroutines see them to their ends, one job after the
-    other; no code of the user runs in them, see `Handlers`. `busy` are the jobs whose handlers run.
+    other; no code of the user runs in them, see `Handlers`. `waiting` are the jobs without a slot, `busy` those whose
+    handlers run.
 
     A job that was lost, or whose worker crashed, is first reported over `link`, and runs if its lease still holds. One
     whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held when it
@@ -66,7 +65,8 @@ class Runner:
         tell: Tell,
         jobs: Jobs,
     ) -> None:
-        self.busy: set[Held] = set()
+        self.busy = Running()
+        self.waiting = Waiting()
         self.handlers = Handlers(app, concurrency, jobs, tell)
         self._app = app
         self._concurrency = concurrency
@@ -74,7 +74,6 @@ class Runner:
         self._slots = slots
         self._outbox = outbox
         self._link = link
-        self._waiting: deque[Held] = deque()
         self._coroutines: set[asyncio.Task[None]] = set()
         # Coroutines that wait for a job.
         self._sleeping: deque[asyncio.Future[None]] = deque()
@@ -96,7 +95,7 @@ class Runner:
     @property
     def unstarted(self) -> int:
         """Jobs taken and not yet started."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def concurrency(self) -> int:
@@ -122,9 +121,9 @@ class Runner:
         """
         buffer = self._pace.buffer()
         useful = self._concurrency + buffer
-        capacity = useful - len(self.busy) - len(self._waiting) - coming
+        capacity = useful - len(self.busy) - len(self.waiting) - coming
         # In batches: while there are jobs to start, wait until half of all slots are free.
-        if (coming or self._waiting) and capacity < useful / 2:
+        if (coming or self.waiting) and capacity < useful / 2:
             return 0
         if buffer > self._concurrency:
             # Under load by halves: while the server works on one, the other is run here.
@@ -134,11 +133,11 @@ class Runner:
     @property
     def room(self) -> int:
         """How many more jobs would start soon, if no claim under way brings some."""
-        return self._concurrency + self._pace.buffer() - len(self.busy) - len(self._waiting)
+        return self._concurrency + self._pace.buffer() - len(self.busy) - len(self.waiting)
 
     def take(self, several: Sequence[Held]) -> None:
         """Run jobs as soon as slots are free."""
-        self._waiting.extend(several)
+        self.waiting.extend(several)
         self._wake(len(several))
 
     def stop(self, held: Held, stop: Stop) -> None:
@@ -160,45 +159,15 @@ class Runner:
             held.error = stop.error
             self._end(held, stop.end)
 
-    def overdue(self, grace: float = _GRACE) -> list[Held]:
-        """Return the jobs whose handlers continue although their timeout passed `grace` seconds ago."""
-        now = time.monotonic()
-        return [
-            held
-            for held in list(self.busy)
-            if held.timeout is not None and held.started is not None and now > held.started + held.timeout + grace
-        ]
-
-    def held_back(self, age: float) -> list[Held]:
-        """Return the jobs that were taken `age` seconds ago or earlier and are not started."""
-        if not self.unstarted:
-            return []
-        limit = time.monotonic() - age
-        return [held for held in list(self._waiting) if held.taken <= limit]
-
     def give_back_unstarted(self, age: float = 0.0, only: Container[int] | None = None) -> int:
         """End the jobs that were not started within `age` seconds as released; returns how many those are.
 
         `only`: those with these ids, and what is in a batch with one of them.
         """
-        limit = time.monotonic() - age
-        given_back = 0
-        for leader in self._drain():
-            spared = only is not None and all(held.row.id not in only for held in (leader, *leader.members))
-            if leader.taken > limit or spared:
-                self._waiting.append(leader)
-                continue
-            for held in (leader, *leader.members):
-                self._outbox.give_back(held)
-                given_back += 1
-        return given_back
-
-    def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
-        """Name the task whose handler is this asyncio task, or all running async ones if it is none of ours."""
-        on_loop = [held for held in list(self.busy) if held.runner is not None]
-        return list({f"task {held.row.task}" for held in on_loop if held.runner is current}) or list(
-            {f"task {held.row.task}" for held in on_loop}
-        )
+        given_back = [held for leader in self.waiting.take_out(age, only) for held in (leader, *leader.members)]
+        for held in given_back:
+            self._outbox.give_back(held)
+        return len(given_back)
 
     def close(self) -> None:
         """End the coroutines. Threads that still run a handler continue until the process ends."""
@@ -206,19 +175,6 @@ class Runner:
         self.handlers.close()
         for coroutine in self._coroutines:
             coroutine.cancel()
-
-    def _drain(self) -> list[Held]:
-        waiting = []
-        # One by one, for threads take from it as well.
-        while (held := self._next()) is not None:
-            waiting.append(held)
-        return waiting
-
-    def _next(self) -> Held | None:
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
 
     def _wake(self, jobs: int) -> None:
         for _ in range(jobs):
@@ -263,22 +219,22 @@ class Runner:
             if len(self._coroutines) > self._concurrency:
                 # Here and not in the callback: if many end at once, enough must stay.
                 self._coroutines.discard(me)
-                if self._waiting:
+                if self.waiting:
                     # It may have been woken for a job, which is left to another one.
                     self._wake(1)
                 self._slots.freed()
                 return
-            if not self._waiting:
+            if not self.waiting:
                 await self._wait_for_job()
                 continue
             now = time.monotonic()
             if self._turn.is_over(now):
                 await asyncio.sleep(0)
                 continue
-            if (held := self._next()) is None:
+            if (held := self.waiting.next()) is None:
                 # A thread has taken it.
                 continue
-            if not self._waiting:
+            if not self.waiting:
                 # While there were jobs to start, `capacity` may have kept free slots for a larger claim.
                 self._slots.freed()
             task = self._startable(held, now)
@@ -410,12 +366,12 @@ class Runner:
             threads.report(partial(self._ended_in_thread, held, now - started, now))
             if now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
                 return None
-            following = self._next()
+            following = self.waiting.next()
             if following is None:
                 return None
             known = self._app.tasks.get(following.row.task)
             if known is None or following.deadline < now or not handlers.is_plain(following, known):
-                self._waiting.appendleft(following)
+                self.waiting.appendleft(following)
                 return None
             held, task = following, known
 

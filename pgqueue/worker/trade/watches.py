@@ -32,7 +32,7 @@ class Watches:
         """Give back jobs that wait for a slot here while another worker is idle."""
         while True:
             await asyncio.sleep(_HELD_BACK / 2)
-            waiting = {held.row.queue for held in self._runner.held_back(_HELD_BACK)}
+            waiting = {held.row.queue for held in self._runner.waiting.of_age(_HELD_BACK)}
             if not waiting:
                 continue
             if await self._link.perform(consume.is_wanted(self._config.name, sorted(waiting))):
@@ -48,7 +48,7 @@ class Watches:
             await asyncio.sleep(1.0)
             # Code of a handler may have configured logging.
             logs.switch_on()
-            overdue = self._runner.overdue()
+            overdue = self._runner.busy.overdue()
             known.intersection_update(overdue)
             for held in overdue:
                 if held in known:
