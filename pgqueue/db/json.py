@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -189,15 +188,21 @@ def from_json(text: bytes | str) -> Any:
     """Read JSON, or return `Unreadable`. Integers are exact, whatever their length."""
     try:
         # orjson reads an integer beyond 64 bits as a float.
-        long = (_LONG if isinstance(text, str) else _LONG_BYTES).search(text)  # type: ignore[arg-type]
-        return orjson.loads(text) if long is None else json.loads(text)
+        return json.loads(text) if _may_have_long(text) else orjson.loads(text)
     except (ValueError, RecursionError) as error:
         return Unreadable(str(error))
 
 
-# A number of 19 digits, or the like in a text, which is then only read more slowly.
-_LONG = re.compile(r"(?:^|[\s:\[,])-?\d{19}")
-_LONG_BYTES = re.compile(_LONG.pattern.encode())
+def _may_have_long(text: bytes | str) -> bool:
+    # A number of 19 digits, or the like in a text, which is then only read more slowly. To search by a regular
+    # expression would take eight times as long as orjson.
+    if len(text) < len(_LONG):
+        return False
+    return _LONG in (text.encode() if isinstance(text, str) else text).translate(_AS_ZEROS)
+
+
+_LONG = b"0" * 19
+_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 def readable(value: Any, what: str) -> Any:
