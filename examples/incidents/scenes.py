@@ -214,7 +214,7 @@ INCIDENTS = {
             "A task has had all the starts that its rate allows within the hour.",
             _rate,
             lambda stage: not stage.live("task = 'sync_stock'"),
-            r"(\d+) of \1 jobs started within 01:00:00 under the limit task:sync_stock; it holds back \1 jobs",
+            r"([\d,]+) of \1 jobs started within 01:00:00 under the limit task:sync_stock; it holds back \1 jobs",
             ("task:sync_stock", "stock"),
             queue="stock",
             cause="limit",

@@ -254,9 +254,10 @@ begin
                 case when c.timed then ', full enough in ' || ceil(extract(epoch from a.next_at - p_now)) || ' s' end
             )
             when c.timed
-                then format('%s of %s jobs started within %s under the limit %s', l.rate - c.capacity, l.rate, l.per, l.name)
+                then format('%s of %s jobs started within %s under the limit %s', to_char(l.rate - c.capacity, 'FM999,999,999,990'),
+                    to_char(l.rate, 'FM999,999,999,990'), l.per, l.name)
             -- Counted up to the limit.
-            else format('%s of %s jobs execute under the limit %s', l.max_executing, l.max_executing, l.name)
+            else format('%1$s of %1$s jobs execute under the limit %2$s', to_char(l.max_executing, 'FM999,999,999,990'), l.name)
         end,
         a.next_at
     from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l

@@ -6,7 +6,7 @@
 -- reads only the columns that its caller uses.
 create or replace function pgqueue._ready_jobs(p_queue text, p_most integer, p_until timestamptz)
 returns setof pgqueue.jobs
-language sql stable rows 100
+language sql stable parallel safe rows 100
 as $$
     select j.*
     from (

@@ -1,6 +1,5 @@
 -- depth: how many jobs of a queue could start now, for an autoscaler or a producer that slows down. Counts at most at_most
--- entries of the index of ready jobs, so it stays cheap on a long queue; it also walks the scheduled jobs of the queue.
--- Locks nothing. stats() has every number of every queue.
+-- entries of the index of ready jobs, so it stays cheap on a long queue. Locks nothing. stats() has every number of every queue.
 
 create or replace function pgqueue.depth(queue text default null, at_most integer default 10000)
 returns integer
@@ -17,13 +16,7 @@ begin
     perform pgqueue._check_range('at_most', depth.at_most, 1, 1000000, 'Give the number at which counting may stop.');
     return (
         select count(*)::integer
-        from (
-            select
-            from pgqueue.jobs j
-            where (depth.queue is null or j.queue = depth.queue)
-                and j.state in ('waiting', 'failed') and j.ready_at <= v_now
-            limit depth.at_most
-        ) d
+        from (select from pgqueue._ready_jobs(depth.queue, depth.at_most, v_now) limit depth.at_most) d
     );
 end
 $$;
