@@ -109,6 +109,33 @@ as $$
     limit 1
 $$;
 
+-- The first jobs of each lane of a queue (null: of all queues) that are ready by a time, p_most of each sub-lane, in the order of
+-- claims. From the heads on: an old snapshot keeps the entries of all that started since. Inlined (no SET, and stable): it
+-- reads only the columns that its caller uses.
+create or replace function pgqueue._ready_jobs(p_queue text, p_most integer, p_until timestamptz)
+returns setof pgqueue.jobs
+language sql stable parallel safe rows 100
+as $$
+    select j.*
+    from (
+        select distinct x.priority, x.queue
+        from pgqueue.lanes x
+        -- One plan for all calls reads these by the index.
+        where x.queue = any (case when p_queue is null then array(select y.queue from pgqueue.lanes y) else array[p_queue] end)
+        order by x.priority desc, x.queue
+    ) l
+    cross join (values (true), (false)) s (resumed)
+    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+    cross join lateral (
+        select x.*
+        from pgqueue.jobs x
+        where x.state in ('waiting', 'failed') and x.queue = l.queue and x.priority = l.priority and x.resumed = s.resumed
+            and (x.ready_at, x.id) >= (h.head, h.head_id) and x.ready_at <= p_until
+        order by x.ready_at, x.id
+        limit p_most
+    ) j
+$$;
+
 -- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned again in each call before PostgreSQL 18.
 create or replace function pgqueue._lease_head()
 returns timestamptz

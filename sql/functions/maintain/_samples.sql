@@ -156,25 +156,12 @@ language sql stable parallel safe rows 10
 as $$
     select l.queue, min(j.run_at) as oldest_at
     from (
-        select distinct x.queue, x.priority
+        select distinct x.queue
         from pgqueue.lanes x
         where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, p_parts, p_part, p_always)
     ) l
-    cross join (values (false), (true)) s (resumed)
-    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-    cross join lateral (
-        select x.task, x.run_at
-        from pgqueue.jobs x
-        where x.state in ('waiting', 'failed')
-            and x.queue = l.queue
-            and x.priority = l.priority
-            and x.resumed = s.resumed
-            and (x.ready_at, x.id) >= (h.head, h.head_id)
-            -- Workers give them back for ten seconds.
-            and x.ready_at <= p_now + interval '30 s'
-        order by x.ready_at, x.id
-        limit p_rows
-    ) j
+    -- Workers give them back for ten seconds.
+    cross join lateral pgqueue._ready_jobs(l.queue, p_rows, p_now + interval '30 s') j
     where not exists (select from pgqueue.tasks t where t.name = j.task)
     group by l.queue
 $$;

@@ -88,7 +88,6 @@ language plpgsql stable
 as $$
 declare
     v_keys record;
-    v_ahead record;
 begin
     select k.* into v_keys
     from pgqueue._find_ahead(
@@ -113,16 +112,15 @@ begin
         -- A claim stops at whichever it finds first.
         behind := (select min(p.id) from pgqueue._key_positions(p_job.queue, p_job.key, p_now, 0, p_job.id) p);
     end if;
-    select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
-    if v_ahead.state = 'executing' then
-        until := v_ahead.lease_expires_at;
-        detail := format('job %s of key %s executes on worker %s', behind, p_job.key, v_ahead.reserved_by);
-    elsif v_ahead.ready_at > p_now then
-        until := v_ahead.ready_at;
-        detail := format('job %s of key %s is before it, %s until %s', behind, p_job.key, v_ahead.state, until);
-    else
-        detail := format('job %s of key %s is before it, %s', behind, p_job.key, v_ahead.state);
-    end if;
+    select
+        case when j.state = 'executing' then j.lease_expires_at when j.ready_at > p_now then j.ready_at end,
+        case
+            when j.state = 'executing' then format('job %s of key %s executes on worker %s', j.id, p_job.key, j.reserved_by)
+            else format('job %s of key %s is before it, %s%s', j.id, p_job.key, j.state, case when j.ready_at > p_now then ' until ' || j.ready_at end)
+        end
+    into until, detail
+    from pgqueue.jobs j
+    where j.id = behind;
 end
 $$;
 
