@@ -196,7 +196,7 @@ def _work(connection: Connection, queue: str, at_a_time: int, claims: int) -> fl
 def _settle(connection: Connection) -> None:
     """Wait until lanes without jobs have left the path."""
     until = time.monotonic() + 60
-    while connection.execute("select from pgqueue.tenant_lanes where lane_key <> '' limit 1").fetchone():
+    while connection.execute("select 1 from pgqueue.tenant_lanes where lane_key <> '' limit 1").fetchone():
         if time.monotonic() > until:
             raise RuntimeError("lanes of tenants without jobs stay on the path")
         connection.execute("select pgqueue.maintain()")
@@ -244,7 +244,6 @@ def _beside(connection: Connection) -> tuple[list[float], list[float]]:
         _enqueue(connection, None, 4_000, "plain")
         for _ in range(20):
             _claim(connection, 50, queue="plain")
-        connection.execute("checkpoint")
         connection.execute("vacuum (analyze) pgqueue.jobs")
         before = _counts(connection)
         for _ in range(40):

@@ -274,8 +274,7 @@ def test_a_claim_of_a_fair_queue_probes_the_lane_of_each_job_and_no_other(fair: 
     assert read.rows == 10
     for part in ("queue =", "priority =", "lane_key =", "ROW(ready_at, id) >=", "ready_at <"):
         assert part in read.condition, read
-    [lanes] = [node for node in nodes if node.index == "tenant_lanes_by_name"]
-    assert lanes.rows <= 11
+    assert sum(node.rows for node in nodes if node.index == "tenant_lanes_by_name") <= 11
     # The same statement writes where it ended.
     assert len([node for node in nodes if node.relation == "turns" and node.kind == "ModifyTable"]) == 1
 

@@ -2,15 +2,15 @@
 --
 -- Among the lanes of one queue and priority a claim goes round, as many jobs of each as its tenant's share says, from where
 -- the last claim of this worker ended (pgqueue.turns; a worker without a turn draws one of the lanes that are due): so a
--- flood of one tenant delays no other by more than one round. One statement is a pass: from there, later from the first lane, to
--- the last one, or until the claim is full; each lane is one probe. It writes where it ended. Only a claim that is not full
--- makes further passes: one over all lanes, then one of as many rounds at once as those need that have more.
+-- flood of one tenant delays no other by more than one round. One statement is a pass: once through all lanes, or until the
+-- claim is full; each lane is one probe. It writes where it ended. A claim that is not full makes another pass from there, of as
+-- many rounds at once as those lanes need that have more: two a claim, as a rule.
 -- What a tenant could not take because the claim was full it has first in the next one.
 -- A lane whose tenant is at a limit, paused, or has its max_share of this worker, is skipped, and nothing is written. At most 64
 -- lanes in which nothing is due are probed, then the claim ends where it is, and its worker is woken to continue.
 -- Where handlers are long, a turn of starts would give a tenant with jobs of a minute all slots in the end: tenants whose long
 -- jobs are more than their part come after all others.
--- Jobs that are in no lane have a turn of one at the end of the order.
+-- Jobs that are in no lane come last; but in one claim of sixteen one of them comes first, so that no flood keeps them waiting.
 
 create or replace function pgqueue._find_in_turn(
     p_worker text, p_lane pgqueue.due_lane, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
@@ -20,16 +20,11 @@ language plpgsql
 as $$
 declare
     v_want integer := case when p_lane.is_limited then pgqueue._queue_capacity(p_lane.queue, p_jobs, p_now) else p_jobs end;
-    -- Null: from the turn.
-    v_from text;
     v_rounds integer := 1;
     v_busy_too boolean := false;
     v_is_shared constant boolean := exists (select from pgqueue.queues q where q.name = p_lane.queue and q.max_share < 1);
     v_lanes text[] := '{}'::text[];
-    v_pass record;
-    v_others record;
-    -- Where the next claim begins, unless it is where the last pass ended.
-    v_stop text;
+    v_got record;
 begin
     rows := '{}';
     candidates := '{}';
@@ -45,54 +40,47 @@ begin
             where j.queue = p_lane.queue
         );
     end if;
+    if v_want > 0 and random() < 0.0625 then
+        v_got := pgqueue._lock_others(p_lane, 1, p_now, p_skipped || rows, p_all);
+        rows := v_got.rows;
+        candidates := v_got.candidates;
+        v_want := v_want - cardinality(rows);
+    end if;
     while v_want > 0 loop
-        v_pass := pgqueue._lock_pass(
-            p_worker, p_lane, v_from, v_rounds, v_busy_too, v_is_shared, v_want, v_lanes, p_now, p_skipped || rows, p_all
+        v_got := pgqueue._lock_pass(
+            p_worker, p_lane, v_rounds, v_busy_too, v_is_shared, v_want, v_lanes, p_now, p_skipped || rows, p_all
         );
-        rows := rows || v_pass.rows;
-        candidates := candidates || v_pass.candidates;
-        v_want := v_want - cardinality(v_pass.rows);
-        exit when v_want = 0;
-        v_lanes := v_lanes || v_pass.lanes;
-        v_stop := v_pass.cut_at;
-        if v_stop is not null then
-            if pgqueue._may_notify() then
-                perform pg_notify(pgqueue._channel(p_worker), 'wake');
-            end if;
-            exit;
+        rows := rows || v_got.rows;
+        candidates := candidates || v_got.candidates;
+        v_want := v_want - cardinality(v_got.rows);
+        if v_want = 0 or v_got.is_cut then
+            return;
         end if;
-        -- At the end of the order.
-        v_others := pgqueue._lock_others(
-            p_lane, case when v_pass.more = 0 then v_want else 1 end, p_now, p_skipped || rows, p_all
-        );
-        rows := rows || v_others.rows;
-        candidates := candidates || v_others.candidates;
-        v_want := v_want - cardinality(v_others.rows);
-        v_stop := case when v_want = 0 then '' end;
-        if v_pass.more > 0 then
-            v_rounds := greatest(v_want / v_pass.more, 1)::integer;
-        elsif v_from is not null then
-            exit when v_busy_too or not v_pass.has_busy;
+        v_lanes := v_lanes || v_got.lanes;
+        if v_got.more > 0 then
+            v_rounds := greatest(v_want / v_got.more, 1)::integer;
+        else
+            exit when v_busy_too or not v_got.has_busy;
             v_busy_too := true;
             v_rounds := 1;
         end if;
-        v_from := E'\x01';
     end loop;
-    if v_stop is not null then
-        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
-        values (p_worker, p_lane.queue, p_lane.priority, v_stop, 0, p_now);
+    if v_want > 0 then
+        v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
+        rows := rows || v_got.rows;
+        candidates := candidates || v_got.candidates;
     end if;
 end
 $$;
 
--- Locks the jobs of a pass from p_from on (null: from the turn of the worker), p_rounds times the share of each lane.
--- p_lanes: the lane of each job that this claim has locked before. Only if the claim is not full: lanes; more, for a pass of all
--- lanes: the shares of those that gave all that they were asked for; cut_at: the lane at which it stopped, because it had probed
--- too many; has_busy: lanes were left for the end.
+-- Locks the jobs of a pass, p_rounds times the share of each lane. p_lanes: the lane of each job that this claim has locked
+-- before. Only if the claim is not full then: lanes; more, the shares of those that gave all that they were asked for; has_busy:
+-- lanes were left for the end; is_cut: it has probed as many lanes as it may.
 create or replace function pgqueue._lock_pass(
-    p_worker text, p_lane pgqueue.due_lane, p_from text, p_rounds integer, p_busy_too boolean, p_is_shared boolean,
-    p_jobs integer, p_lanes text[], p_now timestamptz, p_skipped tid[], p_all boolean,
-    out rows tid[], out candidates pgqueue.candidate[], out lanes text[], out more bigint, out cut_at text, out has_busy boolean
+    p_worker text, p_lane pgqueue.due_lane, p_rounds integer, p_busy_too boolean, p_is_shared boolean, p_jobs integer,
+    p_lanes text[], p_now timestamptz, p_skipped tid[], p_all boolean,
+    out rows tid[], out candidates pgqueue.candidate[], out lanes text[], out more bigint, out has_busy boolean,
+    out is_cut boolean
 )
 language plpgsql
 as $$
@@ -101,17 +89,17 @@ declare
     v_priority constant smallint := p_lane.priority;
     v_heads constant text := pgqueue._head_name(p_lane.queue, '');
     v_got record;
+    v_stop text;
 begin
     with turn as materialized (
         select
             coalesce(
-                p_from,
                 -- The name after another one is that with the first character that there is.
                 t.lane_key || case when t.credit = 0 then E'\x01' else '' end,
                 pgqueue._draw_lane(v_queue, v_priority, p_now),
                 E'\x01'
             ) as start_key,
-            case when p_from is null then t.credit else 0 end as credit,
+            t.credit,
             exists (select from pgqueue.shares) as has_shares,
             exists (select from pgqueue.limits x where x.kind = 'limit_key')
             or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now) as has_rules,
@@ -155,7 +143,7 @@ begin
                 from (
                     select
                         x.lane_key, case when u.has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share
-                    from pgqueue._lanes_from(v_queue, v_priority, u.start_key, u.busy, p_now) x
+                    from pgqueue._lanes_in_turn(v_queue, v_priority, u.start_key, u.busy, p_now) x
                     limit p_jobs + 64
                 ) d
             ) l
@@ -201,38 +189,56 @@ begin
     candidates := coalesce(v_got.candidates, '{}');
     if cardinality(rows) < p_jobs then
         lanes := v_got.lanes;
+        more := (
+            select coalesce(sum(g.share), 0)
+            from (
+                select max(u.share) as share
+                from unnest(lanes, v_got.quotas, v_got.shares) u (lane_key, quota, share)
+                group by u.lane_key
+                having count(*) >= max(u.quota)
+            ) g
+        );
         has_busy := v_got.busy <> '{}';
-        cut_at := (
+        v_stop := (
             select x.lane_key
-            from pgqueue._lanes_from(v_queue, v_priority, v_got.start_key, v_got.busy, p_now) x
+            from pgqueue._lanes_in_turn(v_queue, v_priority, v_got.start_key, v_got.busy, p_now) x
             offset p_jobs + 63
             limit 1
         );
-        if p_from is not null then
-            more := (
-                select coalesce(sum(g.share), 0)
-                from (
-                    select max(u.share) as share
-                    from unnest(lanes, v_got.quotas, v_got.shares) u (lane_key, quota, share)
-                    group by u.lane_key
-                    having count(*) >= max(u.quota)
-                ) g
-            );
+        is_cut := v_stop is not null;
+        if is_cut then
+            insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
+            values (p_worker, v_queue, v_priority, v_stop, 0, p_now);
+            if pgqueue._may_notify() then
+                perform pg_notify(pgqueue._channel(p_worker), 'wake');
+            end if;
         end if;
     end if;
 end
 $$;
 
--- The lanes from p_from on that may have something due, in their order, without p_busy. Inlined.
-create or replace function pgqueue._lanes_from(p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz)
+-- The lanes that may have something due, in their order from p_from on and round, without p_busy. Inlined.
+create or replace function pgqueue._lanes_in_turn(
+    p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz
+)
 returns table (lane_key text)
 language sql stable parallel safe rows 100
 as $$
-    select distinct on (t.lane_key) t.lane_key
-    from pgqueue.tenant_lanes t
-    where t.queue = p_queue and t.priority = p_priority and t.lane_key >= p_from and t.due_from <= p_now
-        and t.lane_key <> all (p_busy)
-    order by t.lane_key
+    (
+        select distinct on (t.lane_key) t.lane_key
+        from pgqueue.tenant_lanes t
+        where t.queue = p_queue and t.priority = p_priority and t.lane_key >= p_from and t.due_from <= p_now
+            and t.lane_key <> all (p_busy)
+        order by t.lane_key
+    )
+    union all
+    (
+        select distinct on (t.lane_key) t.lane_key
+        from pgqueue.tenant_lanes t
+        where t.queue = p_queue and t.priority = p_priority and t.lane_key > '' and t.lane_key < p_from and t.due_from <= p_now
+            and t.lane_key <> all (p_busy)
+        order by t.lane_key
+    )
 $$;
 
 -- One of the lanes that are due, each by its share: see _draw_by_weight. Called by the first claim of a worker alone.
@@ -243,7 +249,7 @@ as $$
 begin
     return (
         select d.lane_key
-        from (select x.lane_key from pgqueue._lanes_from(p_queue, p_priority, E'\x01', '{}', p_now) x limit 10000) d
+        from (select x.lane_key from pgqueue._lanes_in_turn(p_queue, p_priority, E'\x01', '{}', p_now) x limit 10000) d
         order by
             case
                 when exists (select from pgqueue.shares) then -ln(1 - random()) / pgqueue._share_of(substr(d.lane_key, 9))
