@@ -313,7 +313,7 @@ def say(value: object) -> str:
         return short(json.dumps(value, ensure_ascii=False), 200)
     if isinstance(value, timedelta):
         return str(value)
-    return short(value)
+    return number(value) if isinstance(value, int) else short(value)
 
 
 class _Number(str):
