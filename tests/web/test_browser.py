@@ -91,6 +91,13 @@ def test_the_page_follows_what_happens(filled: psycopg.Connection, page: Page) -
     call(filled, "pause_queue", "reports")
     page.get_by_role("button", name="Resume queue reports").wait_for()
     assert page.locator("#interval").input_value() == "1"
+    # The navigation, too.
+    before = page.locator("#badge").inner_text()
+    call(filled, "beat", "w1")
+    filled.execute(
+        "update pgqueue.samples set dead = dead + 2000, at = at + (select now() - max(x.at) from pgqueue.samples x)"
+    )
+    wait_until(lambda: page.locator("#badge").inner_text() not in (before, ""))
 
 
 PLACES = """() => [...document.querySelectorAll('.queues .row > *, .vitals > div, .panel, .plot')].map((each) => {
