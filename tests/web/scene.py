@@ -68,7 +68,7 @@ def play(conn: psycopg.Connection) -> None:
         cursor.executemany(
             "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead,"
             " oldest_due_at, ended) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            list(_samples(now)),
+            list(_samples(clock.now())),
         )
     maintain(conn)
 
