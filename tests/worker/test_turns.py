@@ -276,6 +276,30 @@ def test_a_handler_starts_before_its_slot_goes_on_and_keeps_its_task_on_each_loo
     assert len({task for _, task in tasks}) == 20
 
 
+async def test_what_a_finalizer_hands_to_the_loop_while_a_task_is_made_is_called(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+    loop = asyncio.get_running_loop()
+    called: list[int] = []
+
+    @app.task
+    async def t(i: int) -> None: ...
+
+    class Task(asyncio.Task[None]):
+        # As in a garbage collection, which may run wherever an object is made.
+        def __init__(self, coroutine: Coroutine[Any, Any, None], **options: Any) -> None:
+            loop.call_soon(called.append, 1)
+            super().__init__(coroutine, **options)
+
+    async with working(app, database.dsn):
+        monkeypatch.setattr(asyncio, "Task", Task)
+        jobs = enqueue_many(conn, 5)
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+        monkeypatch.undo()
+    assert len(called) == 5
+
+
 async def test_a_loop_whose_call_soon_was_replaced_keeps_the_other_one(
     database: Database, conn: psycopg.Connection
 ) -> None:

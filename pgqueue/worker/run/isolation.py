@@ -25,6 +25,9 @@ class Isolation:
         self.loop = loop
         self._on_exception: Any = None
         self._task_factory: Any = None
+        self._call_soon = loop.call_soon
+        # While a task is made, its context, and then its first step.
+        self._starting: contextvars.Context | None = None
         self._first_step: Callable[[], object] = _nothing
         self._base, self._numbers = _without_numbers(contextvars.copy_context())
 
@@ -55,11 +58,14 @@ class Isolation:
         method, also of a loop that is written in C.
         """
         attributes = vars(self.loop)
+        self._call_soon = self.loop.call_soon
         kept = attributes.get("call_soon")
+        self._starting = context
         attributes["call_soon"] = self._keep_first_step
         try:
             task = asyncio.Task(coroutine, loop=self.loop, name=NAME, context=context)
         finally:
+            self._starting = None
             del attributes["call_soon"]
             if kept is not None:
                 attributes["call_soon"] = kept
@@ -67,8 +73,14 @@ class Isolation:
         first_step, self._first_step = self._first_step, _nothing
         return task, first_step
 
-    def _keep_first_step(self, step: Callable[[], object], *, context: contextvars.Context) -> None:
-        self._first_step = step
+    def _keep_first_step(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle | None:
+        if context is self._starting:
+            self._first_step = callback
+            return None
+        # A garbage collection runs finalizers just here, and one of them calls this.
+        return self._call_soon(callback, *args, context=context)
 
 
 def _nothing() -> None:
