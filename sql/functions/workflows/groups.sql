@@ -61,56 +61,38 @@ comment on function pgqueue.groups(bigint, bigint, integer, integer) is
     'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high as this means at least that many; null: the numbers are exact. '
     'select id, name, state, total, dead from pgqueue.groups(); [reader]';
 
--- One probe for each group in each index; a group without members is found while it has not ended.
+-- One probe of each index for each group that has members; one without members is found while it has not ended.
 create or replace function pgqueue._group_ids(p_before bigint, p_most integer)
 returns setof bigint
 language sql stable parallel safe rows 20
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
-    with recursive live (id) as (
-        (
-            select j.group_id
-            from pgqueue.jobs j
-            where j.group_id is not null and j.group_id < p_before
-            order by j.group_id desc
-            limit 1
-        )
+    with recursive found (id) as (
+        select p_before
         union all
-        select (
-            select j.group_id
-            from pgqueue.jobs j
-            where j.group_id is not null and j.group_id < l.id
-            order by j.group_id desc
-            limit 1
+        select greatest(
+            (
+                select j.group_id
+                from pgqueue.jobs j
+                where j.group_id is not null and j.group_id < f.id
+                order by j.group_id desc
+                limit 1
+            ),
+            (
+                select h.group_id
+                from pgqueue.history h
+                where h.group_id is not null and h.group_id < f.id
+                order by h.group_id desc
+                limit 1
+            )
         )
-        from live l
-        where l.id is not null
-    ),
-    ended (id) as (
-        (
-            select h.group_id
-            from pgqueue.history h
-            where h.group_id is not null and h.group_id < p_before
-            order by h.group_id desc
-            limit 1
-        )
-        union all
-        select (
-            select h.group_id
-            from pgqueue.history h
-            where h.group_id is not null and h.group_id < e.id
-            order by h.group_id desc
-            limit 1
-        )
-        from ended e
-        where e.id is not null
+        from found f
+        where f.id is not null
     )
-    select f.id
+    select g.id
     from (
-        (select l.id from live l where l.id is not null limit p_most)
-        union
-        (select e.id from ended e where e.id is not null limit p_most)
+        (select f.id from found f where f.id is not null limit p_most offset 1)
         union
         (
             select j.id
@@ -118,8 +100,8 @@ as $$
             where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on in ('@open', '@group') and j.id < p_before
             limit 10000
         )
-    ) f
-    order by f.id desc
+    ) g
+    order by g.id desc
     limit p_most
 $$;
 
