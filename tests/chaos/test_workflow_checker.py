@@ -235,7 +235,7 @@ def enqueue_while_the_parent_ends(stage: Stage, clock: Clock) -> None:
 
 def test_an_enqueue_that_leaves_no_note_with_the_child_is_caught(stage: Stage, clock: Clock) -> None:
     stage.bug(
-        "pgqueue._add_dependencies", "_settle_and_follow(v_children, 'parents')", "_settle_and_follow(v_children, null)"
+        "pgqueue._add_dependencies", "_settle_children(v_children, 'parents')", "_settle_children(v_children, null)"
     )
     enqueue_while_the_parent_ends(stage, clock)
     # The net has caught it.

@@ -59,7 +59,7 @@ begin
     left join unnest(v_ended, v_ends) e (id, state) on e.id = p.id
     where e.state is distinct from 'succeeded';
     -- Jobs with open parents stay blocked, and get notes; the others need none.
-    perform pgqueue._settle_and_follow(v_children, 'parents');
+    perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'parents'), 'cancelled');
     if v_ends && '{dead,cancelled}' then
         -- A transaction that is retrying such a parent does not see these rows.
         perform pgqueue._leave_notes(
@@ -125,8 +125,8 @@ as $$
     end
 $$;
 
--- Handles the children that are live, blocked on their parents, and not locked by another session.
--- p_note: the kind of note for children that keep waiting; null: none.
+-- Handles the children that are live, blocked on their parents, and not locked by another session; returns those that it
+-- cancels, for _end_parents. p_note: the kind of note for children that keep waiting; null: none.
 create or replace function pgqueue._settle_children(p_children bigint[], p_note text)
 returns bigint[]
 language plpgsql
@@ -240,20 +240,6 @@ begin
         return '{}'::bigint[];
     end if;
     return pgqueue._finish(v_cancel, v_reservations, false, 'cancelled', null, null, null, v_errors, false);
-end
-$$;
-
--- Settles children, and the children of those that it cancels.
-create or replace function pgqueue._settle_and_follow(p_children bigint[], p_note text)
-returns void
-language plpgsql
-as $$
-declare
-    v_cancelled bigint[] := pgqueue._settle_children(p_children, p_note);
-begin
-    if v_cancelled <> '{}' then
-        perform pgqueue._end_parents(v_cancelled, 'cancelled');
-    end if;
 end
 $$;
 

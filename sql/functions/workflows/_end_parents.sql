@@ -164,7 +164,7 @@ begin
         end if;
     end if;
     v_children := pgqueue._close_dependencies(array[p_note.id], v_state, 1000, p_note.after);
-    perform pgqueue._settle_and_follow(v_children, 'settle');
+    perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'settle'), 'cancelled');
     return coalesce(cardinality(v_children), 0);
 end
 $$;

@@ -58,10 +58,10 @@ begin
                 perform pgqueue._reopen_children(v_found.ids);
             when 'parents' then
                 perform pgqueue._leave_notes('parents', pgqueue._check_parents(v_found.ids), interval '200 ms');
-                perform pgqueue._settle_and_follow(v_found.ids, null);
+                perform pgqueue._end_parents(pgqueue._settle_children(v_found.ids, null), 'cancelled');
                 perform pgqueue._break_circles(v_found.ids);
             when 'settle' then
-                perform pgqueue._settle_and_follow(v_found.ids, null);
+                perform pgqueue._end_parents(pgqueue._settle_children(v_found.ids, null), 'cancelled');
                 perform pgqueue._reopen_children(pgqueue._revive_children(v_found.ids));
             when 'doubtful' then
                 perform pgqueue._check_failed_parents(v_found.ids);
