@@ -66,6 +66,7 @@ as $$
     ) w
 $$;
 
+-- How these parents would make a circle; null: they make none.
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
 -- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
 -- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
@@ -73,7 +74,7 @@ $$;
 create or replace function pgqueue._circle(
     p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000
 )
-returns bigint
+returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -110,20 +111,12 @@ begin
     if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._behind(v_behind, p_bound) && p_parents then
         v_ahead := coalesce(p_group_id, p_job_id);
     end if;
-    return v_ahead;
+    return case
+        when v_ahead = p_job_id then 'A job that it names waits for this job.'
+        when v_ahead is not null
+            then format('It names group %s, or a job that waits for it, and that group waits for this job.', v_ahead)
+    end;
 end
-$$;
-
--- How dependencies make a circle; p_ahead: what _circle returned.
-create or replace function pgqueue._circle_detail(p_job_id bigint, p_ahead bigint)
-returns text
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when p_ahead = p_job_id then 'A job that it names waits for this job.'
-        else format('It names group %s, or a job that waits for it, and that group waits for this job.', p_ahead)
-    end
 $$;
 
 -- Refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.
@@ -132,12 +125,11 @@ returns void
 language plpgsql
 as $$
 declare
-    v_ahead bigint := pgqueue._circle(p_job_id, p_group_id, p_parents);
+    v_circle text := pgqueue._circle(p_job_id, p_group_id, p_parents);
 begin
-    if v_ahead is not null then
+    if v_circle is not null then
         perform pgqueue._refuse(
-            'depends_on would make a circle',
-            pgqueue._circle_detail(p_job_id, v_ahead),
+            'depends_on would make a circle', v_circle,
             'Leave out depends_on, or group_id: what follows a group must not be a member of it.'
         );
     end if;
@@ -192,61 +184,44 @@ begin
         select w.id from around a cross join lateral pgqueue._waits_for(a.id) w
     )
     select array_agg(l.id) into v_around from (select a.id from around a limit 10000) l;
-    v_victim := coalesce(
-        -- The last one that began, suspended itself and is in a circle.
-        (
-            select j.id
-            from (select u.id from unnest(v_around) u (id) order by u.id desc) w
-            cross join lateral (
-                select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.blocked_on = '@jobs' limit 1
-            ) j
-            where pgqueue._circle(j.id, j.group_id, array(select f.id from pgqueue._waits_for(j.id) f)) is not null
+    -- The last job that began and suspended itself, before one that did not begin. Dependencies alone make no circle: without
+    -- a suspended job it leads through a group, to a member that depends on others. One walk for each, and for each group.
+    for v_group in
+        select
+            j.suspended, j.group_id, array_agg(distinct j.id order by j.id desc) as ids,
+            array_agg(distinct d.parent) as parents
+        from unnest(v_around) w (id)
+        cross join lateral (
+            select x.id, x.group_id, case when x.blocked_on = '@jobs' then x.id end as suspended
+            from pgqueue.jobs x
+            where x.id = w.id and x.blocked_on in ('@parents', '@jobs', '@open', '@group') and x.cancel_requested_at is null
+                and (x.blocked_on = '@jobs' or x.group_id is not null)
             limit 1
-        ),
-        pgqueue._member_in_circle(v_around)
-    );
+        ) j
+        cross join lateral pgqueue._open_parents(w.id) d (parent)
+        group by j.suspended, j.group_id
+        order by j.suspended desc nulls last, j.group_id desc
+    loop
+        continue when pgqueue._circle(v_group.suspended, v_group.group_id, v_group.parents) is null;
+        v_victim := coalesce(
+            v_group.suspended,
+            (
+                select m.id
+                from unnest(v_group.ids) m (id)
+                where pgqueue._circle(
+                    null, v_group.group_id, array(select d.id from pgqueue._open_parents(m.id) d)
+                ) is not null
+                limit 1
+            )
+        );
+        exit when v_victim is not null;
+    end loop;
     if v_victim is not null then
         -- There may be a second circle.
         perform pgqueue._leave_notes(
             'parents', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
         );
     end if;
-end
-$$;
-
--- Dependencies alone make no circle: it leads through a group, to a member that depends on others. One walk for each group.
-create or replace function pgqueue._member_in_circle(p_ids bigint[])
-returns bigint
-language plpgsql
-as $$
-declare
-    v_group record;
-    v_id bigint;
-begin
-    for v_group in
-        select j.group_id, array_agg(j.id order by j.id desc) as ids, array_agg(distinct d.parent) as parents
-        from unnest(p_ids) w (id)
-        cross join lateral (
-            select x.id, x.group_id from pgqueue.jobs x
-            where x.id = w.id and x.group_id is not null and x.blocked_on in ('@parents', '@open', '@group')
-                and x.cancel_requested_at is null
-            limit 1
-        ) j
-        cross join lateral pgqueue._open_parents(w.id) d (parent)
-        group by j.group_id
-        order by j.group_id desc
-    loop
-        continue when pgqueue._circle(null, v_group.group_id, v_group.parents) is null;
-        foreach v_id in array v_group.ids loop
-            if pgqueue._circle(
-                null, v_group.group_id,
-                array(select d.id from pgqueue._open_parents(v_id) d)
-            ) is not null then
-                return v_id;
-            end if;
-        end loop;
-    end loop;
-    return null;
 end
 $$;
 
@@ -259,7 +234,7 @@ as $$
 declare
     v_job record;
     v_self bigint;
-    v_ahead bigint;
+    v_circle text;
     v_error jsonb;
 begin
     select j.reservation, j.blocked_on, j.group_id into v_job
@@ -271,17 +246,15 @@ begin
     end if;
     -- Later statements, which see everything that was committed when the row was locked.
     v_self := case when v_job.blocked_on = '@jobs' then p_id end;
-    v_ahead := pgqueue._circle(v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound);
-    if v_ahead is null then
+    v_circle := pgqueue._circle(v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound);
+    if v_circle is null then
         return false;
     elsif v_self is not null then
         perform pgqueue._release_children(array[p_id]);
         perform pgqueue._drop_dependencies(array[p_id], false);
         return true;
     end if;
-    v_error := jsonb_build_object(
-        'class', 'Circle', 'message', 'depends_on would make a circle: ' || pgqueue._circle_detail(v_self, v_ahead)
-    );
+    v_error := jsonb_build_object('class', 'Circle', 'message', 'depends_on would make a circle: ' || v_circle);
     if v_job.blocked_on = '@parents' then
         perform pgqueue._finish(array[p_id], array[v_job.reservation], false, 'cancelled', null, v_error);
     else
