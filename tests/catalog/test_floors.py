@@ -30,8 +30,8 @@ FLOORS = {
         workflows/_dependencies workflows/_end_parents workflows/_circles
     """,
     "returns": """
-        operate/retry workflows/_groups workflows/_reopen workflows/_revive_groups workflows/_wake_waiters
-        workflows/_read_notes workflows/_sweep workflows/emit_event
+        operate/retry workflows/_groups workflows/_reopen workflows/_wake_waiters workflows/_read_notes
+        workflows/_sweep workflows/emit_event
     """,
     "claims": "claim/* hold/*",
     "enqueues": "produce/* schedules/*",

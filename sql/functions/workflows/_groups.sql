@@ -10,8 +10,10 @@
 -- member adds others, and locks its own row, which keeps the group from ending.
 
 -- Follows notes with groups: ends a group that can end, and brings back an ended one that has live members again, after a
--- retry.
-create or replace function pgqueue._look_at_groups(p_ids bigint[])
+-- retry. p_recount: a retry of members left the notes. A session that ends the group at the same time does not see the retried
+-- member. If that has ended again by now, it did so after the group; where the clock does not show it, the counts of the
+-- group differ from those of its members.
+create or replace function pgqueue._look_at_groups(p_ids bigint[], p_recount boolean default false)
 returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
@@ -31,10 +33,23 @@ begin
         for update skip locked;
         if not found then
             if exists (select from pgqueue.jobs j where j.id = v_id) then
-                -- Another session is joining or closing it.
-                perform pgqueue._leave_notes('group', array[v_id], interval '200 ms');
+                -- Another session is joining, closing or ending it.
+                perform pgqueue._leave_notes(
+                    case when p_recount then 'recount' else 'group' end, array[v_id], interval '200 ms'
+                );
             elsif pgqueue._has_members(v_id) then
                 perform pgqueue._revive_group(v_id);
+            elsif p_recount then
+                perform pgqueue._revive_group(v_id)
+                from pgqueue.history h
+                where h.id = v_id and h.task = '@group'
+                    and (
+                        h.result <> pgqueue._ended_members(v_id)
+                        or exists (
+                            select from pgqueue.history m
+                            where m.group_id is not null and m.group_id = v_id and m.finished_at > h.finished_at
+                        )
+                    );
             end if;
             continue;
         end if;
@@ -96,6 +111,49 @@ begin
         );
     end if;
     perform pgqueue._finish(array[p_id], array[p_reservation], false, v_state, array[v_result], v_error);
+end
+$$;
+
+-- The result of a group: how many of its members, as far as history keeps them, ended in each state.
+create or replace function pgqueue._ended_members(p_group_id bigint)
+returns jsonb
+language plpgsql parallel safe
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'succeeded', count(*) filter (where h.state = 'succeeded'),
+            'dead', count(*) filter (where h.state = 'dead'),
+            'cancelled', count(*) filter (where h.state = 'cancelled')
+        )
+        from pgqueue.history h
+        where h.group_id is not null and h.group_id = p_group_id
+    );
+end
+$$;
+
+-- Brings an ended group back, because a member of it was retried.
+create or replace function pgqueue._revive_group(p_id bigint)
+returns void
+language plpgsql
+as $$
+declare
+    v_position record;
+begin
+    select h.id, h.granularity, h.kept_until into v_position
+    from pgqueue.history h
+    where h.id = p_id and h.task = '@group'
+    for update skip locked;
+    if not found then
+        if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
+            perform pgqueue._leave_notes('group', array[p_id], interval '200 ms');
+        end if;
+        return;
+    end if;
+    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+    update pgqueue.jobs j set state = 'blocked', blocked_on = '@group', resumed = false where j.id = p_id;
+    perform pgqueue._leave_notes('group', array[p_id]);
+    perform pgqueue._reopen_children(array[p_id]);
 end
 $$;
 

@@ -80,8 +80,7 @@ begin
             when 'group' then
                 perform pgqueue._look_at_groups(v_found.ids);
             when 'recount' then
-                perform pgqueue._look_at_groups(v_found.ids);
-                perform pgqueue._recount_groups(v_found.ids);
+                perform pgqueue._look_at_groups(v_found.ids, true);
         end case;
     end loop;
     return true;
