@@ -27,10 +27,8 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_parents bigint[];
-    v_ended bigint[];
-    v_ends text[];
-    v_traceless bigint[];
     v_children bigint[];
+    v_doubtful bigint[];
 begin
     select array_agg(distinct p.id), array_agg(distinct w.id) into v_parents, v_children
     from unnest(p_ids) w (id)
@@ -42,36 +40,31 @@ begin
         return;
     end if;
 
-    select
-        array_agg(p.id) filter (where not p.lives),
-        array_agg(
-            coalesce(p.ended, case when p.traceless or p.id = any (p_traceless) then 'succeeded' else 'deleted' end)
-        ) filter (where not p.lives),
-        array_agg(p.id) filter (where p.lives and p.traceless)
-    into v_ended, v_ends, v_traceless
-    from pgqueue._find_parents(v_parents) p;
-
-    insert into pgqueue.dependencies (parent, child, ended, traceless)
-    select p.id, w.id, e.state, p.id = any (coalesce(v_traceless, '{}'))
-    from unnest(v_children) w (id)
-    cross join lateral (select j.depends_on from pgqueue.jobs j where j.id = w.id limit 1) j
-    cross join lateral unnest(j.depends_on) p (id)
-    left join unnest(v_ended, v_ends) e (id, state) on e.id = p.id
-    where e.state is distinct from 'succeeded';
+    with parents as materialized (
+        select
+            p.id, (p.lives and p.traceless) is true as traceless,
+            case
+                when p.lives then null
+                else coalesce(p.ended, case when p.traceless or p.id = any (p_traceless) then 'succeeded' else 'deleted' end)
+            end as ended
+        from pgqueue._find_parents(v_parents) p
+    ),
+    added as (
+        insert into pgqueue.dependencies (parent, child, ended, traceless)
+        select p.id, w.id, p.ended, p.traceless
+        from unnest(v_children) w (id)
+        cross join lateral (select j.depends_on from pgqueue.jobs j where j.id = w.id limit 1) j
+        cross join lateral unnest(j.depends_on) d (id)
+        join parents p on p.id = d.id
+        where p.ended is distinct from 'succeeded'
+        returning child, ended
+    )
+    select array_agg(distinct a.child) filter (where a.ended in ('dead', 'cancelled')) into v_doubtful from added a;
     -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'parents'), 'cancelled');
-    if v_ends && '{dead,cancelled}' then
+    if v_doubtful is not null then
         -- A transaction that is retrying such a parent does not see these rows.
-        perform pgqueue._leave_notes(
-            'doubtful',
-            array(
-                select w.id
-                from unnest(v_children) w (id)
-                where exists (
-                    select from pgqueue.dependencies d where d.child = w.id and d.ended in ('dead', 'cancelled')
-                )
-            )
-        );
+        perform pgqueue._leave_notes('doubtful', v_doubtful);
     end if;
 end
 $$;
@@ -134,32 +127,25 @@ set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
-    v_locked bigint[];
-    v_held bigint[];
-    v_run bigint[];
-    v_wait bigint[];
-    v_cancel bigint[];
-    v_reservations bigint[];
-    v_errors jsonb[];
-    v_groups bigint[];
-    v_cancel_groups bigint[];
-    v_group_errors jsonb[];
+    v_ids bigint[];
+    v_are_locked boolean[];
+    v_found record;
 begin
     if p_children is null or p_children = '{}' then
         return '{}'::bigint[];
     end if;
-    select array_agg(l.id) into v_locked
+    select array_agg(w.id), array_agg(l.id is not null) into v_ids, v_are_locked
     from (select distinct u.id from unnest(p_children) u (id) order by u.id) w
-    cross join lateral (
+    left join lateral (
         select j.id
         from pgqueue.jobs j
         where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
         for update skip locked
-    ) l;
+    ) l on true;
     -- A later statement, which sees everything that was committed when the row was locked.
     with children as materialized (
         select
-            j.id, j.reservation, j.blocked_on in ('@open', '@group') as is_group, j.is_cancelled,
+            w.id, j.reservation, j.blocked_on in ('@open', '@group') as is_group, j.is_cancelled,
             case
                 when f.parent is null then
                     '{"class": "NotNeeded", "message": "all the jobs that it depends on succeeded, and it was to run if one failed"}'
@@ -169,13 +155,16 @@ begin
                 )
             end as error,
             case
+                when not w.is_locked then 'held'
                 when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
                 else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
             end as verdict
-        from unnest(v_locked) w (id)
+        from unnest(v_ids, v_are_locked) w (id, is_locked)
         cross join lateral (
-            select x.id, x.reservation, x.run_if, x.blocked_on, x.cancel_requested_at is not null as is_cancelled
-            from pgqueue.jobs x where x.id = w.id limit 1
+            select x.reservation, x.run_if, x.blocked_on, x.cancel_requested_at is not null as is_cancelled
+            from pgqueue.jobs x
+            where x.id = w.id and x.state = v_blocked and x.blocked_on in ('@parents', '@jobs', '@open', '@group')
+            limit 1
         ) j
         cross join lateral (
             -- From the newest parent backwards: the oldest ones have left dead entries.
@@ -199,47 +188,40 @@ begin
         ) f on true
     )
     select
-        array_agg(c.id order by c.id) filter (where c.verdict = 'run' and not c.is_group),
-        array_agg(c.id) filter (where c.verdict = 'wait'),
-        array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
-        array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
-        array_agg(c.error order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
-        array_agg(c.id) filter (where c.verdict = 'run' and c.is_group),
-        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled),
-        array_agg(c.error) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled)
-    into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups, v_group_errors
+        array_agg(c.id order by c.id) filter (where c.verdict = 'run' and not c.is_group) as run,
+        array_agg(c.id) filter (where c.verdict = 'wait') as wait,
+        array_agg(c.id) filter (where c.verdict = 'held') as held,
+        array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as cancel,
+        array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as reservations,
+        array_agg(c.error order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as errors,
+        array_agg(c.id) filter (where c.verdict = 'run' and c.is_group) as groups,
+        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled) as cancel_groups,
+        array_agg(c.error) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled) as group_errors
+    into v_found
     from children c;
 
-    if v_run is not null then
-        perform pgqueue._release_children(v_run);
+    if v_found.run is not null then
+        perform pgqueue._release_children(v_found.run);
     end if;
-    if v_groups is not null then
-        perform pgqueue._leave_notes('group', v_groups);
+    if v_found.groups is not null then
+        perform pgqueue._leave_notes('group', v_found.groups);
     end if;
-    if v_cancel_groups is not null then
-        perform pgqueue._cancel_groups(array[g.id], g.error) from unnest(v_cancel_groups, v_group_errors) g (id, error);
+    if v_found.cancel_groups is not null then
+        perform pgqueue._cancel_groups(array[g.id], g.error)
+        from unnest(v_found.cancel_groups, v_found.group_errors) g (id, error);
     end if;
-    if p_note is not null and v_wait is not null then
-        perform pgqueue._leave_notes(p_note, v_wait);
+    if p_note is not null and v_found.wait is not null then
+        perform pgqueue._leave_notes(p_note, v_found.wait);
     end if;
-    if coalesce(cardinality(v_locked), 0) < cardinality(p_children) then
-        select array_agg(l.id) into v_held
-        from unnest(p_children) w (id)
-        cross join lateral (
-            select j.id
-            from pgqueue.jobs j
-            where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
-            limit 1
-        ) l
-        where w.id <> all (coalesce(v_locked, '{}'));
-        if v_held is not null then
-            perform pgqueue._leave_notes('settle', v_held, interval '200 ms');
-        end if;
+    if v_found.held is not null then
+        perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms');
     end if;
-    if v_cancel is null then
+    if v_found.cancel is null then
         return '{}'::bigint[];
     end if;
-    return pgqueue._finish(v_cancel, v_reservations, false, 'cancelled', null, null, null, v_errors, false);
+    return pgqueue._finish(
+        v_found.cancel, v_found.reservations, false, 'cancelled', null, null, null, v_found.errors, false
+    );
 end
 $$;
 
