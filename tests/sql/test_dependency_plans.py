@@ -10,7 +10,7 @@ from tests.sql.plans import blocks
 WAITING = 20_000
 # As many jobs wait for one parent, whose id is below those that end.
 FILL = f"insert into pgqueue.dependencies (parent, child) select 1, 1000 + n from generate_series(1, {WAITING}) n"
-ASKS = "pgqueue._has_children('{500000,500001}')"
+ASKS = "pgqueue._parents_among('{500000,500001}')"
 CLOSES = "pgqueue._close_dependencies('{500000,500001}', 'dead', 100)"
 PARENTS = "pgqueue._parents_among('{1,500001}')"
 

@@ -27,7 +27,7 @@ begin
             delete from pgqueue.jobs j
             where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
                 and num_nonnulls(j.has_steps, j.depends_on) = 0
-                -- The long way knows how long history keeps a job with children. A scalar, and an order: see _has_children.
+                -- The long way knows how long history keeps a job with children. A scalar, and an order: see _parents_among.
                 and (
                     not v_may_have_children
                     or (

@@ -96,10 +96,17 @@ begin
                             then (select s.retention_parents from pgqueue.settings s where s.one) end,
                         coalesce(
                             g.retention,
-                            pgqueue._retention_of(p_state, t.retention_succeeded, t.retention_dead, t.retention_cancelled),
-                            pgqueue._retention_of(p_state, q.retention_succeeded, q.retention_dead, q.retention_cancelled),
+                            case p_state
+                                when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded)
+                                when 'dead' then coalesce(t.retention_dead, q.retention_dead)
+                                else coalesce(t.retention_cancelled, q.retention_cancelled)
+                            end,
                             ( -- Read once, not for each job.
-                                select pgqueue._retention_of(p_state, s.retention_succeeded, s.retention_dead, s.retention_cancelled)
+                                select case p_state
+                                    when 'succeeded' then s.retention_succeeded
+                                    when 'dead' then s.retention_dead
+                                    else s.retention_cancelled
+                                end
                                 from pgqueue.settings s where s.one
                             )
                         )
@@ -208,16 +215,6 @@ begin
         perform pgqueue._leave_groups(v_more.groups, not p_executing);
     end if;
 end
-$$;
-
--- Inlined: no SET.
-create or replace function pgqueue._retention_of(
-    p_state pgqueue.job_state, p_succeeded interval, p_dead interval, p_cancelled interval
-)
-returns interval
-language sql immutable parallel safe
-as $$
-    select case p_state when 'succeeded' then p_succeeded when 'dead' then p_dead else p_cancelled end
 $$;
 
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.

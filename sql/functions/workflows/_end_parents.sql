@@ -1,9 +1,8 @@
 -- Settles the jobs that depend on a job that ended. See _dependencies.
 --
 -- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes finds that no job
--- ever depended on another. If none of the ended jobs has children it costs one probe of an index, of the range between
--- the least and the greatest id: one probe for each job of a batch would be noticeable. A call closes 1,000 rows at most;
--- a note leaves the rest to a later one.
+-- ever depended on another. If none of the ended jobs has children it costs one probe of an index, for one probe for each job
+-- of a batch would be noticeable. A call closes 1,000 rows at most; a note leaves the rest to a later one.
 
 -- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
 -- hides that.
@@ -43,37 +42,25 @@ begin
 end
 $$;
 
--- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer snapshot.
-create or replace function pgqueue._has_children(p_ids bigint[])
-returns boolean
-language plpgsql parallel safe
-set enable_sort = off
-as $$
-begin
-    -- In the order of the primary key, which no other index has: a plan made while the table was empty might read all of
-    -- dependencies_by_child. A scalar: see _has_members.
-    return coalesce(
-        (
-            select true
-            from pgqueue.dependencies d
-            where d.parent >= (select min(i.id) from unnest(p_ids) i (id))
-                and d.parent <= (select max(i.id) from unnest(p_ids) i (id))
-            order by d.parent, d.child
-            limit 1
-        ),
-        false
-    );
-end
-$$;
-
--- The jobs among these for which others wait.
+-- The jobs among these for which others wait; null: none. Usually one probe says so, of the range between the least and the
+-- greatest id. plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer
+-- snapshot.
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
 language plpgsql parallel safe
 set enable_sort = off
 as $$
 begin
-    if pgqueue._has_children(p_ids) then
+    -- In the order of the primary key, which no other index has: a plan made while the table was empty might read all of
+    -- dependencies_by_child. A scalar: see _has_members.
+    if (
+        select true
+        from pgqueue.dependencies d
+        where d.parent >= (select min(i.id) from unnest(p_ids) i (id))
+            and d.parent <= (select max(i.id) from unnest(p_ids) i (id))
+        order by d.parent, d.child
+        limit 1
+    ) then
         return (
             select array_agg(i.id)
             from unnest(p_ids) i (id)
@@ -99,20 +86,21 @@ language plpgsql
 set enable_sort = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
+    v_parents bigint[] := pgqueue._parents_among(p_ids);
     v_rows tid[];
     v_children bigint[];
 begin
-    if not pgqueue._has_children(p_ids) then
+    if v_parents is null then
         return null;
     end if;
     select array_agg(o.row_ctid), array_agg(distinct o.child) into v_rows, v_children
     from (
         select l.*
-        from (select u.id from unnest(p_ids) u (id) order by u.id) p
+        from (select u.id from unnest(v_parents) u (id) order by u.id) p
         cross join lateral (
             select d.parent, d.child, d.ctid as row_ctid
             from pgqueue.dependencies d
-            -- Not "=", which any index with the child in it could order: see _has_children.
+            -- Not "=", which any index with the child in it could order: see _parents_among.
             where d.parent between p.id and p.id and d.child > p_after and d.ended is null
             order by d.parent, d.child
             for update skip locked
@@ -127,7 +115,7 @@ begin
     -- The rest: beyond the limit, or locked by another session.
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
     select 'ended', p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
-    from unnest(p_ids) p (id)
+    from unnest(v_parents) p (id)
     cross join lateral (
         select d.child
         from pgqueue.dependencies d

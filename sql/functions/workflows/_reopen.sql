@@ -23,11 +23,13 @@ begin
     end if;
     loop
         -- A parent that has ended again meanwhile keeps its recorded state.
-        v_parents := array(
-            -- Not EXISTS, which may become a join that begins with all jobs.
-            select w.id from unnest(v_parents) w (id) where (select true from pgqueue.jobs j where j.id = w.id)
+        v_parents := pgqueue._parents_among(
+            array(
+                -- Not EXISTS, which may become a join that begins with all jobs.
+                select w.id from unnest(v_parents) w (id) where (select true from pgqueue.jobs j where j.id = w.id)
+            )
         );
-        exit when not pgqueue._has_children(v_parents);
+        exit when v_parents is null;
         select array_agg(l.row_ctid), array_agg(distinct l.child) into v_rows, v_children
         from (
             select o.*
