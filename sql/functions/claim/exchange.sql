@@ -37,6 +37,7 @@ declare
     -- Read without an xid: see _head. Reserve will have one.
     v_began timestamptz;
     v_newest_id bigint;
+    v_failures pgqueue.failure[];
     v_reports pgqueue.end_report[];
 begin
     if pgqueue._old_snapshot() then
@@ -61,10 +62,12 @@ begin
         exchange.results, exchange.failed, exchange.failed_reservations, exchange.extended,
         exchange.extended_reservations, exchange.started
     );
-    if num_nonnulls(exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel) > 0 then
-        perform pgqueue._check_failures(
-            cardinality(exchange.failed), exchange.errors, exchange.retry_in, exchange.retry, exchange.policies,
-            exchange.cancel
+    if exchange.failed <> '{}'
+        or num_nonnulls(exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel) > 0
+    then
+        v_failures := pgqueue._failures(
+            exchange.failed, exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry,
+            exchange.policies, exchange.cancel
         );
     end if;
     if exchange.max_jobs <> 0
@@ -86,11 +89,7 @@ begin
         end if;
         v_reports := pgqueue._end_jobs(
             exchange.completed, exchange.completed_reservations, exchange.results,
-            case when exchange.failed <> '{}' then pgqueue._failures(
-                exchange.failed, exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry,
-                exchange.policies, exchange.cancel
-            ) else '{}' end,
-            exchange.lease, exchange.ask
+            coalesce(v_failures, '{}'), exchange.lease, exchange.ask
         );
         if v_reports is not null then
             return query

@@ -15,10 +15,6 @@ set lock_timeout = '5s'
 as $$
 begin
     perform pgqueue._check_pairs(fail_many.job_ids, fail_many.reservations);
-    perform pgqueue._check_failures(
-        cardinality(fail_many.job_ids), fail_many.errors, fail_many.retry_in, fail_many.retry, fail_many.policies,
-        fail_many.cancel
-    );
     return query
     select w.id, a.state, a.policy_error
     from unnest(fail_many.job_ids) with ordinality w (id, n)
@@ -40,34 +36,16 @@ comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], b
     'reservation is no longer held. policy_error: why its retry_in or policy could not be applied (out of bounds, not one of '
     'its task): then its own policy decided, and its errors record that. [worker]';
 
--- The arrays of fail_many() and exchange() as one.
+-- The arrays of fail_many() and exchange() as one. Refuses those that do not have one length.
 create or replace function pgqueue._failures(
     p_job_ids bigint[], p_reservations bigint[], p_errors jsonb[], p_retry_in interval[], p_retry boolean[],
     p_policies text[], p_cancel boolean[]
 )
 returns pgqueue.failure[]
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce(
-        array_agg(
-            row(w.n, w.id, w.reservation, w.error, w.retry_in, w.retry, w.policy, w.cancel)::pgqueue.failure
-            order by w.n
-        ),
-        '{}'
-    )
-    from unnest(p_job_ids, p_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel)
-        with ordinality w (id, reservation, error, retry_in, retry, policy, cancel, n)
-$$;
-
--- Refuses arrays about failures that do not have one length.
-create or replace function pgqueue._check_failures(
-    p_count integer, p_errors jsonb[], p_retry_in interval[], p_retry boolean[], p_policies text[], p_cancel boolean[]
-)
-returns void
 language plpgsql stable parallel safe
 as $$
 declare
+    v_count constant integer := cardinality(p_job_ids);
     v_wrong record;
 begin
     select w.name, w.count into v_wrong
@@ -79,14 +57,20 @@ begin
             ('policies', cardinality(p_policies)),
             ('cancel', cardinality(p_cancel))
     ) w (name, count)
-    where w.count <> p_count
+    where w.count <> v_count
     limit 1;
     if found then
         perform pgqueue._refuse(
             format('%s must match the jobs that failed', v_wrong.name),
-            format('It has length %s, and there are %s.', v_wrong.count, case when p_count = 1 then '1 such job' else p_count || ' such jobs' end),
+            format('It has length %s, and there are %s.', v_wrong.count, case when v_count = 1 then '1 such job' else v_count || ' such jobs' end),
             format('Give one of %s for each of these jobs (null for none), or leave it out.', v_wrong.name)
         );
     end if;
+    return array(
+        select row(w.n, w.id, w.reservation, w.error, w.retry_in, w.retry, w.policy, w.cancel)::pgqueue.failure
+        from unnest(p_job_ids, p_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel)
+            with ordinality w (id, reservation, error, retry_in, retry, policy, cancel, n)
+        order by w.n
+    );
 end
 $$;
