@@ -37,7 +37,6 @@ NO_RETURN = "control reached end of function without RETURN"
 # Accepted warnings, by function and message.
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
-    ("_lock_failed", STABLE): "FOR UPDATE",
     ("_lock_others", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and

@@ -1,9 +1,8 @@
 -- A function of the user decides when a failed job runs again. set_retry_function says what it must be, and why.
 
--- The only call of a function by its stored name.
+-- The only call of a function by its stored name. flaw: why its answer does not count. may_ask: no function was canceled yet.
 create or replace function pgqueue._ask_retry_function(
-    p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb,
-    out delay interval, out flaw text, out canceled boolean
+    p_attempt pgqueue.failed_attempt, out delay interval, out flaw text, out may_ask boolean
 )
 language plpgsql
 as $$
@@ -11,17 +10,22 @@ declare
     v_name text[];
     v_job jsonb;
 begin
-    flaw := pgqueue._retry_function_flaw(p_function, quote_ident(current_user)::regrole);
+    may_ask := p_attempt.may_ask;
+    flaw := case
+        -- A timeout ends one function that does not return; it would not end a second one.
+        when not may_ask then 'It was not called, because an earlier one was canceled.'
+        else pgqueue._retry_function_flaw(p_attempt.retry_function, quote_ident(current_user)::regrole)
+    end;
     if flaw is null then
-        v_name := parse_ident(p_function);
+        v_name := parse_ident(p_attempt.retry_function);
         select
             to_jsonb(j) - '{ready_at,resumed,grace_given,lane_key}'::text[]
-                || jsonb_build_object('retries', j.attempts - 1, 'max_attempts', p_max_attempts)
+                || jsonb_build_object('retries', j.attempts - 1, 'max_attempts', p_attempt.max_attempts)
         into v_job
         from pgqueue.jobs j
-        where j.id = p_job_id;
+        where j.id = p_attempt.job_id;
         begin
-            execute format('select %I.%I($1, $2)', v_name[1], v_name[2]) into delay using v_job, p_error;
+            execute format('select %I.%I($1, $2)', v_name[1], v_name[2]) into delay using v_job, p_attempt.error;
             if not isfinite(delay) or delay not between '0' and '10 years' then
                 flaw := format('It returned %s, which is not between zero and ten years.', delay);
             end if;
@@ -29,12 +33,12 @@ begin
             -- query_canceled too: a statement_timeout, or a worker that waited for 30 s, ends a function that does
             -- not return, and the job is retried all the same.
             flaw := pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}';
-            canceled := sqlstate = '57014';
+            may_ask := sqlstate <> '57014';
         end;
     end if;
     if flaw is not null then
         delay := null;
-        flaw := format('retry function %s: %s', p_function, flaw);
+        flaw := format('retry function %s: %s', p_attempt.retry_function, flaw);
     end if;
 end
 $$;

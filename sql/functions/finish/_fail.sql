@@ -14,6 +14,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_attempt pgqueue.failed_attempt;
     v_attempts pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
     -- Null: no retry function is asked. False: no further one is asked.
@@ -22,10 +23,41 @@ declare
     v_member bigint;
 begin
     for v_attempt in
-        select l.*
-        from pgqueue._lock_failed(p_failures) l
-        -- Two calls take the locks of several budgets in the same order.
-        order by case when l.retry_budget is not null then pgqueue._budget_lock(l.queue) end nulls first, l.n
+        with wanted as materialized (select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n),
+        held as materialized (
+            select w.n, w.error, w.retry_in, w.retry as retries, w.policy, w.cancel, l.*
+            from wanted w
+            cross join lateral (
+                select
+                    j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
+                    j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue, j.reserved_at
+                from pgqueue.jobs j
+                where j.id = w.job_id and j.reservation = w.reservation and j.state = v_executing
+                for update
+            ) l
+        )
+        select
+            h.n, h.id as job_id, h.reservation, coalesce(h.error, '{}') as error, h.retry_in, h.retries as retry, h.policy,
+            -- null: not cancelled. false: this job alone, which was asked to be. true: fail() asks, and the members share it (see
+            -- _part_members).
+            case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end as cancel,
+            h.task, d.queue, h.priority, h.key, h.limit_key, h.followers as members, h.reserved_by as worker, h.attempts,
+            pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,
+            coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end) as own_policy,
+            coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as retry_delay,
+            t.retry_jitter,
+            coalesce(make_interval(secs => (h.own ->> 'cap')::double precision), t.retry_cap) as retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
+            true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error,
+            case when exists (select from pgqueue.breakers) then h.reserved_at end as reserved_at
+        from held h
+        left join pgqueue.effective_tasks t on t.name = h.task
+        cross join lateral (
+            -- A job with a key stays in its queue: its order holds within one queue.
+            select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
+        ) d
+        left join pgqueue.queues q on q.name = d.queue
+        -- All jobs are locked by now, in id order. Two calls take the locks of several budgets in the same order.
+        order by case when q.retry_budget is not null then pgqueue._budget_lock(d.queue) end nulls first, h.n
     loop
         v_attempt.may_ask := v_may_ask;
         v_attempt := pgqueue._decide_retry(v_attempt, p_strict);
@@ -84,52 +116,6 @@ begin
 end
 $$;
 
--- Locks the jobs of these failures that are still held, in id order, and returns them with the retry options of their tasks
--- and queues.
-create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
-returns setof pgqueue.failed_attempt
-language plpgsql rows 100
-as $$
-declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-begin
-    return query
-    with wanted as materialized (select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n),
-    held as materialized (
-        select w.n, w.error, w.retry_in, w.retry as retries, w.policy, w.cancel, l.*
-        from wanted w
-        cross join lateral (
-            select
-                j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
-                j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue, j.reserved_at
-            from pgqueue.jobs j
-            where j.id = w.job_id and j.reservation = w.reservation and j.state = v_executing
-            for update
-        ) l
-    )
-    select
-        h.n, h.id as job_id, h.reservation, coalesce(h.error, '{}') as error, h.retry_in, h.retries as retry, h.policy,
-        -- null: not cancelled. false: this job alone, which was asked to be. true: fail() asks, and the members share it (see
-        -- _part_members).
-        case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end as cancel,
-        h.task, d.queue, h.priority, h.key, h.limit_key, h.followers as members, h.reserved_by as worker, h.attempts,
-        pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,
-        coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end) as own_policy,
-        coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as retry_delay,
-        t.retry_jitter,
-        coalesce(make_interval(secs => (h.own ->> 'cap')::double precision), t.retry_cap) as retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
-        true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error,
-        case when exists (select from pgqueue.breakers) then h.reserved_at end as reserved_at
-    from held h
-    left join pgqueue.effective_tasks t on t.name = h.task
-    cross join lateral (
-        -- A job with a key stays in its queue: its order holds within one queue.
-        select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
-    ) d
-    left join pgqueue.queues q on q.name = d.queue;
-end
-$$;
-
 -- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
 -- for it; may_ask is false once a retry function was canceled, null where none is asked.
 create or replace function pgqueue._decide_retry(p_attempt pgqueue.failed_attempt, p_strict boolean)
@@ -180,21 +166,8 @@ begin
         elsif v_attempt.may_ask is null then
             v_attempt.state := 'undecided';
         else
-            if v_attempt.may_ask then
-                select a.delay, a.flaw, a.canceled into v_answer
-                from pgqueue._ask_retry_function(
-                    v_attempt.retry_function, v_attempt.job_id, v_attempt.max_attempts, v_attempt.error
-                ) a;
-                -- A timeout ends one function that does not return; it would not end a second one.
-                v_attempt.may_ask := v_answer.canceled is not true;
-            else
-                select
-                    null::interval as delay,
-                    format(
-                        'retry function %s: It was not called, because an earlier one was canceled.', v_attempt.retry_function
-                    ) as flaw
-                into v_answer;
-            end if;
+            select a.delay, a.flaw, a.may_ask into v_answer from pgqueue._ask_retry_function(v_attempt) a;
+            v_attempt.may_ask := v_answer.may_ask;
             v_attempt.policy_error := coalesce(v_attempt.policy_error, v_answer.flaw);
             v_attempt.retry_in := v_answer.delay;
             if v_answer.flaw is not null then
