@@ -252,7 +252,9 @@ def sqlstates() -> set[str]:
     found = {"42501"}
     for path in (ROOT / "sql" / "functions").rglob("*.sql"):
         text = re.sub(r"--.*", "", path.read_text())
-        found |= set(re.findall(r"'([0-9][0-9A-Z][0-9A-Z]{3})'(?=\s*(?:\)|;|,|--))", text)) & set(_known_states(text))
+        found |= set(re.findall(r"'([0-9][0-9A-Z][0-9A-Z]{3})'(?=\s*(?:\)|\]|;|,|--))", text)) & set(
+            _known_states(text)
+        )
     return (
         found
         | set(re.findall(r"text default '(\w{5})'", (ROOT / "sql/functions/common/_refuse.sql").read_text()))
@@ -263,7 +265,7 @@ def sqlstates() -> set[str]:
 def _known_states(text: str) -> Iterator[str]:
     """Yield what stands where a state does: errcode, or the last argument of a refusal."""
     yield from re.findall(r"errcode = '(\w{5})'", text)
-    yield from re.findall(r"'(\d[0-9A-Z]{4})'\s*\)", text)
+    yield from re.findall(r"'(\d[0-9A-Z]{4})'\s*[)\]]", text)
 
 
 def metric_names() -> str:

@@ -20,6 +20,7 @@ as $$
 declare
     v_until timestamptz := pgqueue._after(p_job.created_at, p_dedupe_for);
     v_existing record;
+    v_is_free boolean;
 begin
     loop
         -- In milliseconds; 0 would mean forever.
@@ -46,25 +47,18 @@ begin
             continue;
         end if;
 
-        if v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives) then
+        v_is_free := v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives);
+        if v_is_free or p_on_conflict = 'supersede' then
+            -- Locks the row of the key, and no job that it waits for: who ends a job skips a locked row of its key.
             update pgqueue.dedupe_keys d
             set job_id = p_job.id, until = v_until
             where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = v_existing.job_id
                 and d.until is not distinct from v_existing.until;
-            if found then
-                exit;
-            end if;
-            continue;
-        end if;
-
-        if p_on_conflict = 'supersede' then
-            -- Locks the row of the key, and no job that it waits for: who ends a job skips a locked row of its key.
-            update pgqueue.dedupe_keys d
-            set job_id = p_job.id, until = v_until
-            where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = v_existing.job_id;
             continue when not found;
-            perform pgqueue._supersede(v_existing.job_id);
-            outcome := 'superseded';
+            if v_is_free is not true then
+                perform pgqueue._supersede(v_existing.job_id);
+                outcome := 'superseded';
+            end if;
             exit;
         end if;
         job_id := v_existing.job_id;
@@ -167,26 +161,6 @@ begin
 end
 $$;
 
--- The exception block is a subtransaction, too expensive for each job of a batch.
-create or replace function pgqueue._enqueue_deduped(
-    p_job pgqueue.jobs, p_dedupe_for interval, p_on_conflict text, p_debounce_max interval, p_deadline timestamptz,
-    out job_id bigint, out outcome text
-)
-language plpgsql
-as $$
-begin
-    begin
-        select d.job_id, d.outcome into job_id, outcome
-        from pgqueue._dedupe(p_job, p_dedupe_for, p_on_conflict, p_debounce_max, p_deadline) d;
-    exception when lock_not_available then
-        perform pgqueue._refuse_held(p_job.task, p_job.dedupe, '');
-    end;
-    if outcome = 'refused' then
-        perform pgqueue._refuse_duplicate(p_job.task, p_job.dedupe, job_id);
-    end if;
-end
-$$;
-
 -- Enqueues one job with any options; if another job has its dedupe key, does what on_conflict asks for.
 create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
@@ -195,6 +169,7 @@ as $$
 declare
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
     v_traceless bigint[] := '{}'::bigint[];
+    v_wrong text[];
 begin
     if v_job.dedupe is not null and v_job.depends_on is not null then
         -- The dedupe key may wait for another session, and parents may end meanwhile.
@@ -205,10 +180,20 @@ begin
         job_id := v_job.id;
         outcome := 'inserted';
     else
-        select d.job_id, d.outcome into job_id, outcome
-        from pgqueue._enqueue_deduped(
-            v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
-        ) d;
+        begin
+            select d.job_id, d.outcome into job_id, outcome
+            from pgqueue._dedupe(
+                v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
+            ) d;
+        exception when lock_not_available then
+            v_wrong := pgqueue._dedupe_refusal(v_job, null);
+        end;
+        if outcome = 'refused' then
+            v_wrong := pgqueue._dedupe_refusal(v_job, job_id);
+        end if;
+        if v_wrong is not null then
+            perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);
+        end if;
     end if;
     if v_job.depends_on is not null and outcome in ('inserted', 'superseded') then
         perform pgqueue._add_dependencies(array[job_id], v_traceless);
@@ -216,33 +201,25 @@ begin
 end
 $$;
 
--- Raises 55P03 for a dedupe key that stayed locked.
-create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
-returns void
+-- Why a job is refused, as the arguments of _refuse: the job that has its dedupe key, for on_conflict => raise; or, without
+-- one, a dedupe key that stayed locked.
+create or replace function pgqueue._dedupe_refusal(p_job pgqueue.jobs, p_has_key bigint)
+returns text[]
 language plpgsql stable parallel safe
 as $$
 begin
-    perform pgqueue._refuse(
-        p_where || format('another transaction holds dedupe key %s of task %s', quote_literal(p_dedupe), quote_literal(p_task)),
-        'It was open for longer than dedupe_wait. Nothing was enqueued.',
-        'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.',
-        '55P03'
-    );
-end
-$$;
-
--- Raises 23505 for on_conflict => raise.
-create or replace function pgqueue._refuse_duplicate(p_task text, p_dedupe text, p_job_id bigint)
-returns void
-language plpgsql stable parallel safe
-as $$
-begin
-    perform pgqueue._refuse(
-        format('task %s has a job of dedupe key %s', quote_literal(p_task), quote_literal(p_dedupe)),
-        format('Job %s has it.', p_job_id),
-        'Leave on_conflict out to get the id of that job, or give another dedupe.',
-        '23505'
-    );
+    return case
+        when p_has_key is not null then array[
+            format('task %s has a job of dedupe key %s', quote_literal(p_job.task), quote_literal(p_job.dedupe)),
+            format('Job %s has it.', p_has_key),
+            'Leave on_conflict out to get the id of that job, or give another dedupe.', '23505']
+        else array[
+            format(
+                'another transaction holds dedupe key %s of task %s', quote_literal(p_job.dedupe), quote_literal(p_job.task)
+            ),
+            'It was open for longer than dedupe_wait. Nothing was enqueued.',
+            'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.', '55P03']
+    end;
 end
 $$;
 

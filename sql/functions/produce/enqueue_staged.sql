@@ -202,6 +202,7 @@ declare
     v_inserted bigint := 0::bigint;
     v_skipped bigint := 0::bigint;
     v_edited jsonb := '{}'::jsonb;
+    v_wrong text[];
     v_detail text;
     v_hint text;
 begin
@@ -244,7 +245,8 @@ begin
             when 'skipped' then
                 v_skipped := v_skipped + 1;
             when 'refused' then
-                perform pgqueue._refuse_duplicate(v_job.task, v_job.dedupe, v_done.job_id);
+                v_wrong := pgqueue._dedupe_refusal(v_job, v_done.job_id);
+                perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);
             else
                 v_edited := v_edited || jsonb_build_object(
                     v_done.outcome, coalesce((v_edited ->> v_done.outcome)::bigint, 0) + 1
@@ -254,14 +256,14 @@ begin
     perform pgqueue._insert_jobs(v_jobs);
     perform pgqueue._add_dependencies(v_children);
     return v_edited || jsonb_build_object('inserted', v_inserted, 'skipped', v_skipped);
-exception
-    when lock_not_available then
-        perform pgqueue._refuse_held(v_job.task, v_job.dedupe, format('row %s of the load: ', v_row.n));
-    when others then
-        if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
-            raise;
-        end if;
-        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-        perform pgqueue._refuse(format('row %s of the load: %s', v_row.n, sqlerrm), v_detail, v_hint, sqlstate);
+exception when others then
+    if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
+        raise;
+    end if;
+    get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    v_wrong := case
+        when sqlstate = '55P03' then pgqueue._dedupe_refusal(v_job, null) else array[sqlerrm, v_detail, v_hint, sqlstate]
+    end;
+    perform pgqueue._refuse(format('row %s of the load: %s', v_row.n, v_wrong[1]), v_wrong[2], v_wrong[3], v_wrong[4]);
 end
 $$;
