@@ -1,14 +1,15 @@
 -- One job of enqueue_batch: its row, the earlier jobs that it names by their refs, and the jobs that it depends on.
 
+-- p_refs: the ids of the earlier jobs that have refs; one whose id is null was refused.
 create or replace function pgqueue._batch_job(p_id bigint, p_now timestamptz, p_job jsonb, p_refs jsonb)
 returns pgqueue.jobs
 language plpgsql
 as $$
 declare
     v_wrong record;
+    v_wrong_ref text;
     v_options pgqueue.job_options;
-    v_parents bigint[];
-    v_job pgqueue.jobs;
+    v_parents bigint[] := '{}'::bigint[];
 begin
     if jsonb_typeof(p_job) is distinct from 'object' then
         perform pgqueue._refuse(
@@ -46,72 +47,33 @@ begin
         );
     end if;
 
-    v_parents := pgqueue._batch_parents(p_job, p_refs);
+    if jsonb_typeof(p_job -> 'depends_on') = 'array' then
+        select
+            min(r.ref) filter (where r.id is null),
+            coalesce(array_agg(r.id), '{}')
+        into v_wrong_ref, v_parents
+        from (
+            select e.value #>> '{}' as ref, (p_refs ->> (e.value #>> '{}'))::bigint as id
+            from jsonb_array_elements(p_job -> 'depends_on') e (value)
+            where jsonb_typeof(e.value) = 'string'
+        ) r;
+    end if;
+    if v_wrong_ref is not null then
+        perform pgqueue._refuse(
+            format('depends_on names ref %s, which no earlier job of the batch has', quote_literal(v_wrong_ref)),
+            case when p_refs ? v_wrong_ref then 'The job with that ref was refused.' end,
+            'Give the job to wait for before this one, with its ref, or its id as a number.'
+        );
+    end if;
     v_options := jsonb_populate_record(
         null::pgqueue.job_options,
         case
-            when v_parents is null then p_job
+            when v_parents = '{}' then p_job
             else jsonb_set(p_job, '{depends_on}', jsonb_path_query_array(p_job, '$.depends_on[*] ? (@.type() != "string")'))
         end
     );
     v_options.args := coalesce(v_options.args, '{}');
-    v_job := pgqueue._checked_job(p_id, p_now, v_options);
-    if v_parents is not null then
-        -- Parents of the same call are not inserted yet: they must not be searched for.
-        v_job := pgqueue._as_child(v_job, v_parents || v_options.depends_on, v_options.run_if);
-    end if;
-    return v_job;
-end
-$$;
-
--- Called before a job is read, with a null id, and again with its id: a ref whose id is still null belongs to a refused job.
-create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
-returns jsonb
-language plpgsql immutable parallel safe
-as $$
-begin
-    if jsonb_typeof(p_job) is distinct from 'object' or jsonb_typeof(p_job -> 'ref') is distinct from 'string' then
-        return p_refs;
-    end if;
-    if p_id is null and p_refs ? (p_job ->> 'ref') then
-        perform pgqueue._refuse(
-            format('two jobs of the batch have ref %s', quote_literal(p_job ->> 'ref')), 'Nothing was enqueued for this one.',
-            'Give each job of a call another ref.'
-        );
-    end if;
-    return p_refs || jsonb_build_object(p_job ->> 'ref', p_id);
-end
-$$;
-
--- The ids of the earlier jobs of a batch that one depends on; null: none.
-create or replace function pgqueue._batch_parents(p_job jsonb, p_refs jsonb)
-returns bigint[]
-language plpgsql stable parallel safe
-as $$
-declare
-    v_wrong text;
-    v_parents bigint[];
-begin
-    if jsonb_typeof(p_job -> 'depends_on') is distinct from 'array' then
-        return null;
-    end if;
-    select
-        min(r.ref) filter (where p_refs ->> r.ref is null),
-        array_agg((p_refs ->> r.ref)::bigint)
-    into v_wrong, v_parents
-    from (
-        select e.value #>> '{}' as ref
-        from jsonb_array_elements(p_job -> 'depends_on') e (value)
-        where jsonb_typeof(e.value) = 'string'
-    ) r;
-    if v_wrong is not null then
-        perform pgqueue._refuse(
-            format('depends_on names ref %s, which no earlier job of the batch has', quote_literal(v_wrong)),
-            case when p_refs ? v_wrong then 'The job with that ref was refused.' end,
-            'Give the job to wait for before this one, with its ref, or its id as a number.'
-        );
-    end if;
-    return v_parents;
+    return pgqueue._checked_job(p_id, p_now, v_options, v_parents);
 end
 $$;
 

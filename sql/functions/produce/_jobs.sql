@@ -3,7 +3,10 @@
 -- A row gets its id before it is inserted, so that its dedupe key can name it. An option that its producer left out is null
 -- until _insert_jobs fills it in by task and queue. enqueue and enqueue_many have shorter inserts of their own.
 
-create or replace function pgqueue._checked_job(p_id bigint, p_now timestamptz, p_options pgqueue.job_options)
+-- p_parents: further jobs on which it depends. They are not inserted yet, so they are not searched for.
+create or replace function pgqueue._checked_job(
+    p_id bigint, p_now timestamptz, p_options pgqueue.job_options, p_parents bigint[] default '{}'
+)
 returns pgqueue.jobs
 language plpgsql
 as $$
@@ -61,12 +64,17 @@ begin
         -- First: it may wait for a lock, and parents may end meanwhile.
         v_job.group_id := pgqueue._join_group(p_options.group_id);
     end if;
-    if cardinality(p_options.depends_on) > 0 then
-        perform pgqueue._refuse_unknown_parents(p_options.depends_on);
-        v_job := pgqueue._as_child(v_job, p_options.depends_on, p_options.run_if);
-        if v_job.group_id is not null then
-            perform pgqueue._refuse_circle(null, v_job.group_id, v_job.depends_on);
+    if cardinality(p_options.depends_on || p_parents) > 0 then
+        if p_options.depends_on <> '{}' then
+            perform pgqueue._refuse_unknown_parents(p_options.depends_on);
+            if v_job.group_id is not null then
+                perform pgqueue._refuse_circle(null, v_job.group_id, p_options.depends_on);
+            end if;
         end if;
+        v_job.depends_on := array(select distinct p.id from unnest(p_options.depends_on || p_parents) p (id) order by p.id);
+        v_job.run_if := coalesce(p_options.run_if, 'succeeded');
+        v_job.state := 'blocked';
+        v_job.blocked_on := '@parents';
     end if;
     if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue, p_options.retry_cap) > 0 then
         v_job.retry := pgqueue._job_retry(
@@ -127,21 +135,5 @@ begin
             perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null);
         end if;
     end loop;
-end
-$$;
-
--- The row of a job that depends on others.
-create or replace function pgqueue._as_child(p_job pgqueue.jobs, p_parents bigint[], p_run_if text)
-returns pgqueue.jobs
-language plpgsql immutable parallel safe
-as $$
-declare
-    v_job pgqueue.jobs := p_job;
-begin
-    v_job.depends_on := array(select distinct p.id from unnest(p_parents) p (id) order by p.id);
-    v_job.run_if := coalesce(p_run_if, 'succeeded');
-    v_job.state := 'blocked';
-    v_job.blocked_on := '@parents';
-    return v_job;
 end
 $$;

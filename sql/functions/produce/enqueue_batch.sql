@@ -14,7 +14,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
 declare
-    -- The SQLSTATE classes that a bad option raises. Other errors (a deadlock, a full disk) go to the caller.
     v_now timestamptz := pgqueue._ready_at(null);
     v_plain pgqueue.jobs;
     v_accumulating text[];
@@ -24,6 +23,7 @@ declare
     v_deduped integer[] := '{}'::integer[];
     v_children integer[] := '{}'::integer[];
     v_refs jsonb := '{}'::jsonb;
+    v_ref text;
     v_given bigint[];
     v_outcomes text[];
     v_errors jsonb[];
@@ -95,9 +95,23 @@ begin
 
     foreach v_n in array v_others loop
         begin
-            v_refs := pgqueue._batch_refs(v_refs, enqueue_batch.jobs[v_n], null);
+            v_ref := case
+                when jsonb_typeof(enqueue_batch.jobs[v_n] -> 'ref') = 'string' then enqueue_batch.jobs[v_n] ->> 'ref'
+            end;
+            if v_refs ? v_ref then
+                perform pgqueue._refuse(
+                    format('two jobs of the batch have ref %s', quote_literal(v_ref)), 'Nothing was enqueued for this one.',
+                    'Give each job of a call another ref.'
+                );
+            end if;
+            if v_ref is not null then
+                -- Null while it may be refused.
+                v_refs := v_refs || jsonb_build_object(v_ref, null);
+            end if;
             v_jobs[v_n] := pgqueue._batch_job(v_ids[v_n], v_now, enqueue_batch.jobs[v_n], v_refs);
-            v_refs := pgqueue._batch_refs(v_refs, enqueue_batch.jobs[v_n], v_ids[v_n]);
+            if v_ref is not null then
+                v_refs := v_refs || jsonb_build_object(v_ref, v_ids[v_n]);
+            end if;
             if (v_jobs[v_n]).depends_on is not null then
                 v_children := v_children || v_n;
             end if;
@@ -116,13 +130,8 @@ begin
     end loop;
 
     perform pgqueue._insert_jobs(
-        (
-            select array_agg(j.job order by j.n)
-            from (
-                select o.n, v_jobs[o.n] as job
-                from unnest(v_outcomes) with ordinality o (outcome, n)
-                where o.outcome = 'inserted'
-            ) j
+        array(
+            select v_jobs[o.n] from unnest(v_outcomes) with ordinality o (outcome, n) where o.outcome = 'inserted' order by o.n
         )
     );
 
@@ -177,7 +186,8 @@ as $$
     left join pgqueue.effective_tasks t on t.name = p_job ->> 'task'
 $$;
 
--- An error that refuses one job, in the form that enqueue_batch returns. Null: it ends the whole call.
+-- An error that refuses one job, in the form that enqueue_batch returns, by the classes that a bad option raises. Null: it ends
+-- the whole call, as a deadlock or a full disk does.
 create or replace function pgqueue._refusal(p_sqlstate text, p_message text, p_detail text, p_hint text)
 returns jsonb
 language sql immutable parallel safe
