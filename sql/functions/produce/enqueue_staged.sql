@@ -17,21 +17,18 @@ as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_accumulating text[];
-    v_rows bigint;
+    v_rows bigint := 0::bigint;
     v_plain bigint;
     v_has_costs boolean;
-    v_lanes jsonb;
     v_lane record;
     v_outcomes jsonb := '{}'::jsonb;
     v_enqueued_by text := pgqueue._enqueued_by();
 begin
-    perform pgqueue._check_staged();
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
 
-    -- In one pass: how many rows there are, how many are plain, and the lanes of these.
-    with loads as (
+    if pgqueue._is_staged() then
         select
-            s.task, s.queue, s.priority, s.declared, count(*) as n, max(s.cost) as cost, min(greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now)) as ready_at,
+            count(*), max(s.cost) is not null,
             count(*) filter (
                 where pgqueue._is_plain(
                     v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
@@ -42,32 +39,16 @@ begin
                         nullif(s.cost between 0 and 1000000000, true)
                     )
                 )
-            ) as plain
-        from pg_temp.pgqueue_staged s
-        group by s.task, s.queue, s.priority, s.declared
-    ),
-    lanes as (
-        select
-            w.queue,
-            coalesce(l.priority, t.priority, (l.declared ->> 'priority')::integer, q.priority, 0) as priority,
-            min(l.ready_at) as ready_at
-        from loads l
-        left join pgqueue.effective_tasks t on t.name = l.task
-        cross join lateral (select coalesce(l.queue, t.queue, l.declared ->> 'queue', 'default') as queue) w
-        left join pgqueue.queues q on q.name = w.queue
-        where l.plain > 0
-        group by 1, 2
-    )
-    select
-        (select coalesce(sum(l.n), 0)::bigint from loads l),
-        (select coalesce(sum(l.plain), 0)::bigint from loads l),
-        (select max(l.cost) is not null from loads l),
-        (select jsonb_agg(to_jsonb(a) order by a.queue, a.priority) from lanes a)
-    into v_rows, v_plain, v_has_costs, v_lanes;
-
+            )
+        into v_rows, v_has_costs, v_plain
+        from pg_temp.pgqueue_staged s;
+    end if;
     -- The rows end with the transaction. If each statement commits by itself, none is left by now: report that.
     if v_rows = 0 then
-        perform pgqueue._refuse_unstaged();
+        perform pgqueue._refuse(
+            'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
+            'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
+        );
     end if;
     if v_plain < v_rows then
         update pg_temp.pgqueue_staged s
@@ -87,44 +68,44 @@ begin
     if v_has_costs then
         perform pgqueue._note_cost();
     end if;
-    -- The subquery numbers the rows in their order, whatever a join does to it.
-    insert into pgqueue.jobs (
-        id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key, lane_key,
-        headers, max_attempts, cost, enqueued_by
-    )
-    overriding system value
-    select
-        s.job_id, coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default'), s.task, coalesce(s.args, '{}'),
-        coalesce(s.priority, t.priority, (s.declared ->> 'priority')::integer, q.priority, 0), coalesce(s.run_at, pgqueue._after(v_now, s.delay), v_now),
-        greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now), v_now,
-        pgqueue._after(
-            greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now),
-            coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
-        ),
-        s.key, s.score, s.limit_key, case when q.fair_by is not null then pgqueue._lane_of(s.limit_key) end,
-        s.headers, s.max_attempts, s.cost, v_enqueued_by
-    from (
-        select
-            coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
-            p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
-            p.headers, p.max_attempts, p.cost, p.declared
-        from pg_temp.pgqueue_staged p
-        where p.is_plain is not false
-    ) s
-    left join pgqueue.effective_tasks t on t.name = s.task
-    left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default');
-
     for v_lane in
-        select
-            l.queue, l.priority, l.ready_at,
-            -- In a fair queue, the lanes of all tenants of this load: one that gets no job leaves the path.
-            (
-                select array_agg(distinct pgqueue._lane_of(s.limit_key))
-                from pgqueue.queues q
-                cross join pg_temp.pgqueue_staged s
-                where q.name = l.queue and q.fair_by is not null
-            ) as lane_keys
-        from jsonb_to_recordset(v_lanes) l (queue text, priority smallint, ready_at timestamptz)
+        -- The subquery numbers the rows in their order, whatever a join does to it.
+        with added as (
+            insert into pgqueue.jobs (
+                id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key, lane_key,
+                headers, max_attempts, cost, enqueued_by
+            )
+            overriding system value
+            select
+                s.job_id, coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default'), s.task, coalesce(s.args, '{}'),
+                coalesce(s.priority, t.priority, (s.declared ->> 'priority')::integer, q.priority, 0), coalesce(s.run_at, pgqueue._after(v_now, s.delay), v_now),
+                greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now), v_now,
+                pgqueue._after(
+                    greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now),
+                    coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
+                ),
+                s.key, s.score, s.limit_key, case when q.fair_by is not null then pgqueue._lane_of(s.limit_key) end,
+                s.headers, s.max_attempts, s.cost, v_enqueued_by
+            from (
+                select
+                    coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
+                    p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
+                    p.headers, p.max_attempts, p.cost, p.declared
+                from pg_temp.pgqueue_staged p
+                where p.is_plain is not false
+            ) s
+            left join pgqueue.effective_tasks t on t.name = s.task
+            left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default')
+            returning queue, priority, ready_at, lane_key
+        )
+        select l.queue, l.priority, min(l.ready_at) as ready_at, array_agg(l.lane_key) as lane_keys
+        from (
+            select a.queue, a.priority, a.lane_key, min(a.ready_at) as ready_at
+            from added a
+            group by a.queue, a.priority, a.lane_key
+        ) l
+        group by l.queue, l.priority
+        order by l.queue, l.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);

@@ -13,8 +13,7 @@ set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 as $$
 begin
-    if to_regclass('pg_temp.pgqueue_staged') is not null then
-        perform pgqueue._check_staged();
+    if pgqueue._is_staged() then
         if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.' then
             return;
         end if;
@@ -36,19 +35,17 @@ comment on function pgqueue.stage() is
     'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, delay) from stdin; '
     'select * from pgqueue.enqueue_staged(); commit; [producer]';
 
--- Refuses a table pgqueue_staged that stage() did not create.
-create or replace function pgqueue._check_staged()
-returns void
+-- Whether there is a table pgqueue_staged. Refuses one that stage() did not create.
+create or replace function pgqueue._is_staged()
+returns boolean
 language plpgsql stable
 as $$
+declare
+    v_table constant regclass := to_regclass('pg_temp.pgqueue_staged');
 begin
-    if to_regclass('pg_temp.pgqueue_staged') is null then
-        perform pgqueue._refuse_unstaged();
-    end if;
-    if not exists (
+    if v_table is not null and not exists (
         select from pg_class c
-        where c.oid = to_regclass('pg_temp.pgqueue_staged') and c.relnamespace = pg_my_temp_schema()
-            and c.relkind = 'r'
+        where c.oid = v_table and c.relnamespace = pg_my_temp_schema() and c.relkind = 'r'
             and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
     ) then
         perform pgqueue._refuse(
@@ -56,18 +53,6 @@ begin
             'Drop it, and call pgqueue.stage().'
         );
     end if;
-end
-$$;
-
--- Refuses enqueue_staged() without rows.
-create or replace function pgqueue._refuse_unstaged()
-returns void
-language plpgsql stable parallel safe
-as $$
-begin
-    perform pgqueue._refuse(
-        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
-        'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
-    );
+    return v_table is not null;
 end
 $$;
