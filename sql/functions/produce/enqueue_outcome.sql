@@ -1,7 +1,7 @@
 -- enqueue_outcome: enqueue, with the outcome. Both enqueue a job with a dedupe key by _enqueue_row.
 --
--- Without a dedupe key it calls enqueue. With one it may wait, for an open transaction that holds the same key or its job,
--- until dedupe_wait (5 s) has passed: 55P03. For its locks see _dedupe.
+-- With a dedupe key it may wait, for an open transaction that holds the same key or its job, until dedupe_wait (5 s) has
+-- passed: 55P03. For its locks see _dedupe. Without one, the job is announced, and not offered to an idle worker: see _hand_off.
 
 create or replace function pgqueue.enqueue_outcome(
     task text, args jsonb default '{}', queue text default null, priority integer default null,
@@ -20,23 +20,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
 begin
-    if enqueue_outcome.dedupe is null then
-        return query
-        select
-            pgqueue.enqueue(
-                enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue, enqueue_outcome.priority,
-                enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in, enqueue_outcome.timeout,
-                enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score, enqueue_outcome.dedupe,
-                enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
-                enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention,
-                enqueue_outcome.retry_policy, enqueue_outcome.retry_delay, enqueue_outcome.retry_queue,
-                enqueue_outcome.limit_key, enqueue_outcome.debounce_max, enqueue_outcome.declared,
-                enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap, enqueue_outcome.cost
-            ),
-            'inserted';
-        return;
-    end if;
-
     return query
     select o.job_id, o.outcome
     from pgqueue._enqueue_row(
