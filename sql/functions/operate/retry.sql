@@ -82,7 +82,7 @@ begin
 end
 $$;
 
--- p_at_once: due now; else a job keeps its run_at.
+-- p_at_once: due now; else a job keeps its run_at. A group is blocked again.
 create or replace function pgqueue._requeue(
     p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true
 )
@@ -108,7 +108,7 @@ begin
         ),
         back as (
             insert into pgqueue.jobs (
-                id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
+                id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, blocked_on, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
                 lane_key, dedupe, timeout, enqueued_by,
                 depends_on, run_if, group_id, has_steps, cost
@@ -117,8 +117,10 @@ begin
             select
                 g.id, g.reservation, case when d.is_due then least(g.run_at, v_now) else g.run_at end,
                 case when d.is_due then v_now else g.run_at end,
-                g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
-                g.priority, d.is_due, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
+                g.created_at, g.reserved_at, g.retention,
+                case when d.is_group then 'blocked'::pgqueue.job_state else 'waiting'::pgqueue.job_state end,
+                case when d.is_group then '@group' end, g.max_attempts, g.losses,
+                g.priority, d.is_due and not d.is_group, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
                 pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
                 g.score, g.limit_key,
                 case when g.limit_key is not null then pgqueue._lane_key(g.queue, g.limit_key) end,
@@ -127,7 +129,9 @@ begin
                 case when g.steps is not null then true end, g.cost
             from gone g
             -- A job that was to run at once is due, also where the clock has stepped back since its enqueue.
-            cross join lateral (select p_at_once or g.run_at <= greatest(v_now, g.created_at) as is_due) d
+            cross join lateral (
+                select p_at_once or g.run_at <= greatest(v_now, g.created_at) as is_due, g.task = '@group' as is_group
+            ) d
             returning queue, priority, key, depends_on, group_id, resumed, lane_key
         ),
         restored as (

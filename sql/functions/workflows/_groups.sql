@@ -151,7 +151,6 @@ begin
         return;
     end if;
     perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
-    update pgqueue.jobs j set state = 'blocked', blocked_on = '@group', resumed = false where j.id = p_id;
     perform pgqueue._leave_notes('group', array[p_id]);
     perform pgqueue._reopen_children(array[p_id]);
 end

@@ -116,32 +116,9 @@ begin
         return '{}'::bigint[];
     end if;
     perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils, false);
-    perform pgqueue._forget_cancelled(v_ids);
+    -- Members of groups come back after them.
+    perform pgqueue._leave_notes('revive', array(select j.id from pgqueue.jobs j where j.id = any (v_ids) and j.task = '@group'));
     return v_ids;
-end
-$$;
-
--- The caller has just brought the jobs back. Groups are blocked again, and their members come back after them.
-create or replace function pgqueue._forget_cancelled(p_ids bigint[])
-returns void
-language plpgsql
-as $$
-declare
-    v_groups bigint[];
-begin
-    with back as (
-        update pgqueue.jobs j
-        set
-            state = case when j.task = '@group' then 'blocked'::pgqueue.job_state else j.state end,
-            blocked_on = case when j.task = '@group' then '@group' else j.blocked_on end,
-            resumed = j.resumed and j.task <> '@group'
-        where j.id = any (p_ids)
-        returning j.id, j.task
-    )
-    select array_agg(b.id) into v_groups from back b where b.task = '@group';
-    if v_groups is not null then
-        perform pgqueue._leave_notes('revive', v_groups);
-    end if;
 end
 $$;
 
@@ -174,7 +151,9 @@ begin
     ) l;
     if v_found.members > 0 then
         perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
-        perform pgqueue._forget_cancelled(v_found.ids);
+        perform pgqueue._leave_notes(
+            'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
+        );
         -- A transaction that cancels the group at the same time does not see them.
         perform pgqueue._leave_notes('cancel', array[p_group_id]);
     end if;
