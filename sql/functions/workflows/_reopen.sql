@@ -71,54 +71,47 @@ language plpgsql
 as $$
 declare
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
-    v_locked bigint[];
     v_ids bigint[];
-    v_granularities "char"[];
-    v_kept_untils timestamptz[];
+    v_are_locked boolean[];
+    v_found record;
 begin
-    -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
-    select array_agg(l.id) into v_locked
+    select array_agg(w.id), array_agg(l.id is not null) into v_ids, v_are_locked
     from (
         select distinct u.id
         from unnest(p_children) u (id)
         where not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
         order by u.id
     ) w
-    cross join lateral (
+    left join lateral (
         select h.id
         from pgqueue.history h
         where h.id = w.id and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
         for update skip locked
-    ) l;
-    -- The ones that are to come back, and whose row of history another session has locked.
-    perform pgqueue._leave_notes(
-        'settle',
-        array(
-            select distinct u.id
-            from unnest(p_children) u (id)
-            cross join lateral (select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1) h
-            where u.id <> all (coalesce(v_locked, '{}')) and h.state = 'cancelled'
-                and h.errors -> -1 ->> 'class' = 'ParentFailed'
-                and not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
-                and not exists (select from pgqueue.dependencies d where d.child = u.id and d.ended is not null)
-        ),
-        interval '200 ms'
-    );
-    if v_locked is null then
+    ) l on true;
+    -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
+    select
+        array_agg(h.id) filter (where w.is_locked) as ids,
+        array_agg(h.granularity) filter (where w.is_locked) as granularities,
+        array_agg(h.kept_until) filter (where w.is_locked) as kept_untils,
+        array_agg(h.id) filter (where not w.is_locked) as held
+    into v_found
+    from unnest(v_ids, v_are_locked) w (id, is_locked)
+    cross join lateral (
+        select x.id, x.granularity, x.kept_until, x.state, x.errors from pgqueue.history x where x.id = w.id limit 1
+    ) h
+    where h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
+        and not exists (select from pgqueue.jobs j where j.id = w.id limit 1)
+        and not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
+    perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms');
+    if v_found.ids is null then
         return '{}'::bigint[];
     end if;
-    select array_agg(h.id), array_agg(h.granularity), array_agg(h.kept_until)
-    into v_ids, v_granularities, v_kept_untils
-    from unnest(v_locked) w (id)
-    cross join lateral (select x.id, x.granularity, x.kept_until from pgqueue.history x where x.id = w.id limit 1) h
-    where not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
-    if v_ids is null then
-        return '{}'::bigint[];
-    end if;
-    perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils, false);
+    perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
     -- Members of groups come back after them.
-    perform pgqueue._leave_notes('revive', array(select j.id from pgqueue.jobs j where j.id = any (v_ids) and j.task = '@group'));
-    return v_ids;
+    perform pgqueue._leave_notes(
+        'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
+    );
+    return v_found.ids;
 end
 $$;
 
@@ -192,21 +185,16 @@ begin
         select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
     ) j;
     perform pgqueue._reopen_rows(v_children);
-    select
-        array_agg(c.id) filter (where c.verdict = 'wait'),
-        array_agg(c.id) filter (where c.verdict <> 'wait')
-    into v_blocked, v_free
-    from (
-        select
-            w.id,
-            pgqueue._verdict(
-                case when j.run_if = 'failed' then 'failed' else 'finished' end,
-                exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is null),
-                exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null)
-            ) as verdict
-        from unnest(v_children) w (id)
-        cross join lateral (select x.run_if from pgqueue.jobs x where x.id = w.id limit 1) j
-    ) c;
+    select array_agg(w.id) filter (where o.waits), array_agg(w.id) filter (where not o.waits) into v_blocked, v_free
+    from unnest(v_children) w (id)
+    cross join lateral (select x.run_if from pgqueue.jobs x where x.id = w.id limit 1) j
+    cross join lateral (
+        select exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is null)
+            and (
+                j.run_if is distinct from 'failed'
+                or not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null)
+            ) as waits
+    ) o;
     if v_blocked is not null then
         perform pgqueue._drop_dependencies(v_blocked, true);
         update pgqueue.jobs j
