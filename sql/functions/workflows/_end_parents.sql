@@ -166,9 +166,6 @@ as $$
 declare
     v_parents bigint[];
     v_alive bigint[] := '{}'::bigint[];
-    v_ended bigint[];
-    v_ends text[];
-    v_lost bigint[];
 begin
     select array_agg(distinct d.parent) into v_parents
     from unnest(p_children) w (id)
@@ -189,33 +186,27 @@ begin
         return '{}'::bigint[];
     end if;
 
-    select array_agg(l.id), array_agg(l.state) into v_ended, v_ends
-    from (select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive) order by u.id) w
-    cross join lateral (
-        select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
-    ) l;
-    -- A trace is written before its job can be found missing.
-    select v_ended || array_agg(t.id), v_ends || array_agg(t.state) into v_ended, v_ends
-    from pgqueue.traces t
-    where t.id = any (v_parents) and t.id <> all (v_alive || coalesce(v_ended, '{}'));
-    select array_agg(p.id) into v_lost
-    from pgqueue._find_parents(
-        array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive || coalesce(v_ended, '{}')))
-    ) p
-    where not p.lives and p.ended is null;
-
-    with gone as materialized (
+    with parents as materialized (
+        select p.id, p.ended
+        from pgqueue._find_parents(array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive))) p
+        left join lateral (
+            select h.id from pgqueue.history h where h.id = p.id for key share skip locked
+        ) l on true
+        -- Not one that history keeps, and another session may be retrying.
+        where not p.lives and (l.id is not null or not exists (select from pgqueue.history h where h.id = p.id))
+    ),
+    gone as materialized (
         select
             l.row_ctid,
-            case when p.state is null and not l.traceless then 'deleted' when p.state <> 'succeeded' then p.state end as ended
+            case when p.ended is null and not l.traceless then 'deleted' when p.ended <> 'succeeded' then p.ended end as ended
         from unnest(p_children) w (id)
         cross join lateral (
             select d.parent, d.traceless, d.ctid as row_ctid
             from pgqueue.dependencies d
-            where d.child = w.id and d.ended is null and d.parent = any (v_ended || v_lost)
+            where d.child = w.id and d.ended is null and d.parent = any (array(select x.id from parents x))
             for update skip locked
         ) l
-        left join unnest(v_ended, v_ends) p (id, state) on p.id = l.parent
+        join parents p on p.id = l.parent
     ),
     succeeded as (
         delete from pgqueue.dependencies d
