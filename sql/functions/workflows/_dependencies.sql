@@ -267,7 +267,8 @@ begin
 end
 $$;
 
--- Skips rows that another session has locked: maintain deletes them later. p_parents: only the ones of these; null: all.
+-- Skips rows that another session has locked: maintain deletes them later. p_ended: only those of parents that ended.
+-- p_parents: only those of these; null: all.
 create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean, p_parents bigint[] default null)
 returns void
 language plpgsql
@@ -275,31 +276,19 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 set enable_mergejoin = off
 as $$
 begin
-    if p_ended then
-        delete from pgqueue.dependencies d
-        where d.ctid = any (
-            array(
-                select l.row_ctid
-                from unnest(p_children) w (id)
-                cross join lateral (
-                    select x.ctid as row_ctid
-                    from pgqueue.dependencies x
-                    where x.child = w.id and x.ended is not null and (p_parents is null or x.parent = any (p_parents))
-                    for update skip locked
-                ) l
-            )
-        );
-    else
-        delete from pgqueue.dependencies d
-        where d.ctid = any (
-            array(
-                select l.row_ctid
-                from unnest(p_children) w (id)
-                cross join lateral (
-                    select x.ctid as row_ctid from pgqueue.dependencies x where x.child = w.id for update skip locked
-                ) l
-            )
-        );
-    end if;
+    delete from pgqueue.dependencies d
+    where d.ctid = any (
+        array(
+            select l.row_ctid
+            from unnest(p_children) w (id)
+            cross join lateral (
+                select x.ctid as row_ctid
+                from pgqueue.dependencies x
+                where x.child = w.id and (x.ended is not null or not p_ended)
+                    and (p_parents is null or x.parent = any (p_parents))
+                for update skip locked
+            ) l
+        )
+    );
 end
 $$;
