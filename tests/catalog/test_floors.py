@@ -34,7 +34,7 @@ FLOORS = {
         workflows/_sweep workflows/emit_event
     """,
     "claims": "claim/* hold/*",
-    "enqueues": "produce/* schedules/*",
+    "enqueues": "produce/* schedules/* operate/update_job",
     "maintains": "maintain/*",
     "clients": "worker/* workflows/* operate/*",
 }

@@ -129,7 +129,11 @@ begin
                     else j.lane_key
                 end,
                 run_at = coalesce(v_run_at, j.run_at),
-                expires_at = j.expires_at + (coalesce(v_run_at, j.run_at) - j.run_at),
+                expires_at = case
+                    when p_changes ? 'expires_at' then (p_changes ->> 'expires_at')::timestamptz
+                    else j.expires_at + (coalesce(v_run_at, j.run_at) - j.run_at)
+                end,
+                headers = case when p_changes ? 'headers' then nullif(p_changes -> 'headers', 'null') else j.headers end,
                 ready_at = case when v_moves then greatest(coalesce(v_run_at, j.ready_at), v_now) else j.ready_at end,
                 resumed = j.resumed and not v_moves,
                 state = case when v_moves and j.blocked_on is distinct from '@parents' then 'waiting' else j.state end,

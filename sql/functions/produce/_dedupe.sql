@@ -3,8 +3,9 @@
 --
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
--- *job*, and checks that the row still exists. (To supersede a job it takes the row, and then waits for no job.) A transaction that ends a job also locks the job first, and then deletes its
--- row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, is updated in place.
+-- *job*, and checks that the row still exists. A transaction that ends a job also locks the job first, and then deletes its
+-- row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, and the row of a job that it
+-- supersedes, for which it then does not wait, are updated in place.
 -- The row may disappear between the conflict and the check: then it starts again, and another session has made progress.
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
@@ -87,13 +88,9 @@ as $$
 declare
     v_editable constant pgqueue.job_state[] := '{waiting,blocked}'::pgqueue.job_state[];
     v_existing record;
-    v_args jsonb;
-    v_run_at timestamptz;
-    v_ready_at timestamptz;
-    v_priority smallint;
-    v_expires_at timestamptz;
+    v_changes jsonb;
 begin
-    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at, j.lane_key into v_existing
+    select j.queue, j.args, j.run_at, j.created_at into v_existing
     from pgqueue.jobs j
     where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
     for update;
@@ -106,58 +103,31 @@ begin
     end if;
 
     if p_on_conflict = 'merge' then
-        v_args := v_existing.args || p_job.args;
-        perform pgqueue._check_args(v_args);
-        update pgqueue.jobs j set args = v_args where j.id = p_job_id;
-        return 'merged';
-    end if;
-
-    if p_on_conflict = 'replace' then
-        v_run_at := p_job.run_at;
-        select
-            coalesce(p_job.priority, t.priority, q.priority, 0)::smallint,
-            coalesce(p_job.expires_at, pgqueue._after(greatest(p_job.run_at, p_job.created_at), t.expires_in))
-        into v_priority, v_expires_at
-        from (values (1)) one (row)
-        left join pgqueue.effective_tasks t on t.name = p_job.task
-        left join pgqueue.queues q on q.name = v_existing.queue;
-        v_args := p_job.args;
-    else
-        -- Later, never earlier, and no later than debounce_max. expires_at keeps its distance to run_at.
-        v_run_at := greatest(
+        v_changes := jsonb_build_object('args', v_existing.args || p_job.args);
+        perform pgqueue._check_args(v_changes -> 'args');
+    elsif p_on_conflict = 'debounce' then
+        -- Later, never earlier, and no later than debounce_max.
+        v_changes := jsonb_build_object('run_at', greatest(
             v_existing.run_at,
             least(
                 p_job.run_at,
                 pgqueue._after(v_existing.created_at, coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at)))
             )
-        );
-        v_priority := v_existing.priority;
-        v_expires_at := pgqueue._after(v_existing.expires_at, v_run_at - v_existing.run_at);
-        v_args := v_existing.args;
+        ));
+    else
+        select jsonb_build_object(
+            'args', p_job.args, 'headers', p_job.headers, 'run_at', p_job.run_at,
+            'priority', coalesce(p_job.priority, t.priority, q.priority, 0),
+            'expires_at',
+            coalesce(p_job.expires_at, pgqueue._after(greatest(p_job.run_at, p_job.created_at), t.expires_in))
+        )
+        into v_changes
+        from (values (1)) one (row)
+        left join pgqueue.effective_tasks t on t.name = p_job.task
+        left join pgqueue.queues q on q.name = v_existing.queue;
     end if;
-
-    -- A job that its key or a limit blocks waits again: the next claim blocks it, if it must.
-    v_ready_at := pgqueue._ready_at(v_run_at);
-    update pgqueue.jobs j
-    set
-        args = v_args,
-        headers = case when p_on_conflict = 'replace' then p_job.headers else j.headers end,
-        priority = v_priority,
-        run_at = v_run_at,
-        ready_at = v_ready_at,
-        expires_at = v_expires_at,
-        -- A job that waits for its parents keeps waiting.
-        state = case when j.blocked_on = '@parents' then j.state else 'waiting' end,
-        blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
-        resumed = false
-    where j.id = p_job_id;
-    perform pgqueue._register_lane(v_existing.queue, v_priority, p_job.created_at, array[v_existing.lane_key]);
-    perform pgqueue._wake(v_existing.queue, v_ready_at, 2, null);
-    if v_existing.key is not null and v_run_at > p_job.created_at then
-        -- A job in the future holds no position in its key.
-        perform pgqueue._release_next(array[v_existing.queue], array[v_existing.key], array[p_job_id]);
-    end if;
-    return case p_on_conflict when 'replace' then 'replaced' else 'debounced' end;
+    perform pgqueue._update_jobs(array[p_job_id], v_changes);
+    return case p_on_conflict when 'merge' then 'merged' when 'replace' then 'replaced' else 'debounced' end;
 end
 $$;
 
