@@ -48,8 +48,8 @@ comment on function pgqueue.retry(bigint, boolean) is
     'Run a dead, cancelled or failed job now. The attempts of a dead or cancelled one are counted from zero again. False: there is no such job, or it waits, executes or has succeeded. '
     'dependents: jobs that were cancelled because this one failed come back too, and wait for it.';
 
--- The caller has locked the rows, in waiting or failed.
-create or replace function pgqueue._run_now(p_ids bigint[])
+-- The caller has locked the rows, in waiting or failed. p_anew: an operator asks for it, and the count of crashes starts again.
+create or replace function pgqueue._run_now(p_ids bigint[], p_anew boolean default true)
 returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
@@ -68,7 +68,7 @@ begin
                 resumed = true,
                 run_at = case when j.reservation = 0 then least(j.run_at, v_now) else j.run_at end,
                 expires_at = case when j.state = v_failed then null else j.expires_at end,
-                crashed_on = null
+                crashed_on = case when not p_anew then j.crashed_on end
             where j.id = any (p_ids)
             returning j.queue, j.priority
         )

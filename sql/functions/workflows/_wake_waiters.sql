@@ -9,8 +9,6 @@ as $$
 declare
     v_event record;
     v_ids bigint[];
-    v_lane record;
-    v_ready_at timestamptz;
 begin
     -- An event whose time is over goes only to jobs that waited before.
     select e.payload, e.kept_until into v_event from pgqueue.events e where e.name = p_name;
@@ -33,22 +31,10 @@ begin
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
         ) o
     ) l;
-    v_ready_at := pgqueue._ready_at(null);
     perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('event', p_name, 'arrived', true, 'payload', v_event.payload))
     from pgqueue.event_waits w
     where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
-    for v_lane in
-        with woken as (
-            update pgqueue.jobs j
-            set ready_at = v_ready_at, resumed = true
-            where j.id = any (v_ids)
-            returning j.queue, j.priority
-        )
-        select distinct k.queue, k.priority from woken k
-    loop
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
-        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
-    end loop;
+    perform pgqueue._run_now(v_ids, false);
     delete from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     if exists (
         select
