@@ -116,15 +116,11 @@ begin
     end if;
     truncate pg_temp.pgqueue_staged;
 
+    v_outcomes := v_outcomes || jsonb_build_object('inserted', v_plain + coalesce((v_outcomes ->> 'inserted')::bigint, 0));
     return query
-    select o.outcome, sum(o.jobs)::bigint
-    from (
-        select 'inserted' as outcome, v_plain as jobs
-        union all
-        select e.key, e.value::bigint from jsonb_each_text(v_outcomes) e
-    ) o
-    where o.jobs > 0
-    group by o.outcome
+    select o.outcome, o.jobs::bigint
+    from jsonb_each_text(v_outcomes) o (outcome, jobs)
+    where o.jobs <> '0'
     order by o.outcome;
 end
 $$;
@@ -179,10 +175,9 @@ declare
     v_job pgqueue.jobs;
     v_jobs pgqueue.jobs[] := '{}'::pgqueue.jobs[];
     v_children bigint[] := '{}'::bigint[];
-    v_done record;
-    v_inserted bigint := 0::bigint;
-    v_skipped bigint := 0::bigint;
-    v_edited jsonb := '{}'::jsonb;
+    v_id bigint;
+    v_outcome text;
+    v_outcomes jsonb := '{}'::jsonb;
     v_wrong text[];
     v_detail text;
     v_hint text;
@@ -201,42 +196,31 @@ begin
             v_row.run_if, v_row.group_id, v_row.retry_cap, v_row.cost
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
+        v_outcome := 'inserted';
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
-            v_inserted := v_inserted + 1;
-            if v_job.depends_on is not null then
-                v_children := v_children || v_job.id;
-            end if;
-            if cardinality(v_jobs) = 1000 then
-                perform pgqueue._insert_jobs(v_jobs);
-                perform pgqueue._add_dependencies(v_children);
-                v_jobs := '{}';
-                v_children := '{}';
-            end if;
-            continue;
-        end if;
-        select d.job_id, d.outcome into v_done
-        from pgqueue._dedupe(v_job, v_row.dedupe_for, v_row.on_conflict, v_row.debounce_max, v_deadline) d;
-        if v_job.depends_on is not null and v_done.outcome in ('inserted', 'superseded') then
-            perform pgqueue._add_dependencies(array[v_job.id]);
-        end if;
-        case v_done.outcome
-            when 'inserted' then
-                v_inserted := v_inserted + 1;
-            when 'skipped' then
-                v_skipped := v_skipped + 1;
-            when 'refused' then
-                v_wrong := pgqueue._dedupe_refusal(v_job, v_done.job_id);
+        else
+            select d.job_id, d.outcome into v_id, v_outcome
+            from pgqueue._dedupe(v_job, v_row.dedupe_for, v_row.on_conflict, v_row.debounce_max, v_deadline) d;
+            if v_outcome = 'refused' then
+                v_wrong := pgqueue._dedupe_refusal(v_job, v_id);
                 perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);
-            else
-                v_edited := v_edited || jsonb_build_object(
-                    v_done.outcome, coalesce((v_edited ->> v_done.outcome)::bigint, 0) + 1
-                );
-        end case;
+            end if;
+        end if;
+        v_outcomes := v_outcomes || jsonb_build_object(v_outcome, coalesce((v_outcomes ->> v_outcome)::bigint, 0) + 1);
+        if v_job.depends_on is not null and v_outcome in ('inserted', 'superseded') then
+            v_children := v_children || v_job.id;
+        end if;
+        if greatest(cardinality(v_jobs), cardinality(v_children)) = 1000 then
+            perform pgqueue._insert_jobs(v_jobs);
+            perform pgqueue._add_dependencies(v_children);
+            v_jobs := '{}';
+            v_children := '{}';
+        end if;
     end loop;
     perform pgqueue._insert_jobs(v_jobs);
     perform pgqueue._add_dependencies(v_children);
-    return v_edited || jsonb_build_object('inserted', v_inserted, 'skipped', v_skipped);
+    return v_outcomes;
 exception when others then
     if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
         raise;
