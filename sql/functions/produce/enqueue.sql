@@ -55,27 +55,22 @@ begin
         if enqueue.declared is not null then
             perform pgqueue._check_declared(enqueue.declared);
         end if;
-    elsif num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then
-        return (pgqueue._enqueue_row(
-            row(
-                enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
-                enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
-                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-                enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
-                enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap, enqueue.cost
-            )
-        )).job_id;
     else
-        perform pgqueue._check_options(
-            -- No variable: a declared row costs each call, also a plain one.
-            row(
+        -- Within, for a declared row costs each call that comes by, also a plain one.
+        declare
+            v_options constant pgqueue.job_options := row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
                 enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
                 enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap, enqueue.cost
-            )
-        );
+            );
+        begin
+            if num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then
+                return (pgqueue._enqueue_row(v_options)).job_id;
+            end if;
+            perform pgqueue._check_options(v_options);
+        end;
         perform pgqueue._check_args(enqueue.args);
         if enqueue.cost is not null then
             perform pgqueue._note_cost();
