@@ -89,7 +89,7 @@ declare
     v_parents bigint[];
     v_refused bigint;
     v_children bigint[] := '{}'::bigint[];
-    v_circles constant jsonb[] := pgqueue._batch_circles(p_jobs, p_given, p_ids);
+    v_circles constant jsonb[] := pgqueue._batch_circles(p_jobs, p_children, p_given, p_ids);
     v_n integer;
 begin
     foreach v_n in array p_children loop
@@ -121,32 +121,17 @@ begin
 end
 $$;
 
--- A row for each dependency of the jobs of a batch. parent_n: the position of the parent if the call inserts it; is_old: it
--- had the dedupe key already.
-create or replace function pgqueue._batch_edges(p_jobs pgqueue.jobs[], p_given bigint[], p_ids bigint[])
-returns table (n integer, in_group bigint, parent bigint, parent_n integer, is_old boolean)
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select u.ordinality::integer, u.group_id, coalesce(g.id, d.id), g.n, g.n is null and g.id is not null
-    from unnest(p_jobs) with ordinality u
-    cross join lateral unnest(u.depends_on) d (id)
-    left join (
-        -- A parent with a dedupe key may be an older job.
-        select w.given, w.id, case when w.id = w.given then w.n::integer end as n
-        from unnest(p_given, p_ids) with ordinality w (given, id, n)
-    ) g on g.given = d.id
-$$;
-
 -- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circles. One walk for each
 -- group: one for each job would read a long chain as many times as it has followers.
-create or replace function pgqueue._batch_circles(p_jobs pgqueue.jobs[], p_given bigint[], p_ids bigint[])
+create or replace function pgqueue._batch_circles(
+    p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[]
+)
 returns jsonb[]
 language plpgsql
 as $$
 declare
     v_group bigint;
-    v_first bigint[];
+    v_behind bigint[];
     v_n integer;
     v_message text;
     v_detail text;
@@ -156,32 +141,34 @@ begin
     for v_group in
         select distinct u.group_id from unnest(p_jobs) u where u.group_id is not null and u.depends_on is not null
     loop
-        select array_agg(distinct e.parent) into v_first
-        from pgqueue._batch_edges(p_jobs, p_given, p_ids) e
-        -- The others that jobs of the group name were checked with their options.
-        where e.parent_n is null and (e.is_old or e.in_group is distinct from v_group);
+        -- What the jobs name, except for jobs that the call inserts.
+        v_behind := array(
+            select distinct coalesce(w.id, d.id)
+            from unnest(p_jobs) u
+            cross join lateral unnest(u.depends_on) d (id)
+            left join unnest(p_given, p_ids) w (given, id) on w.given = d.id
+            where w.given is null or w.id <> w.given
+        );
         begin
-            perform pgqueue._refuse_circle(null, v_group, v_first);
+            perform pgqueue._refuse_circle(null, v_group, v_behind);
             continue;
         exception when invalid_parameter_value then
             get stacked diagnostics
                 v_message = message_text, v_detail = pg_exception_detail, v_hint = pg_exception_hint;
         end;
-        v_first := array(
-            select f.id from unnest(v_first) f (id) where pgqueue._circle(null, v_group, array[f.id]) is not null
+        v_behind := array(
+            select b.id from unnest(v_behind) b (id) where pgqueue._circle(null, v_group, array[b.id]) is not null
         );
-        for v_n in
-            with recursive edges as materialized (select e.* from pgqueue._batch_edges(p_jobs, p_given, p_ids) e),
-            behind (n) as (
-                select e.n from edges e where e.parent = any (v_first) and e.in_group is distinct from v_group
-                union
-                select e.n from behind b join edges e on e.parent_n = b.n where e.in_group is distinct from v_group
-            )
-            select distinct e.n
-            from edges e
-            where e.in_group = v_group and (e.parent = any (v_first) or e.parent_n in (select b.n from behind b))
-        loop
-            v_errors[v_n] := pgqueue._refusal('22023', v_message, v_detail, v_hint);
+        -- In the order of the call, in which each job names earlier ones.
+        foreach v_n in array p_children loop
+            continue when not v_behind && array(
+                select coalesce(p_ids[array_position(p_given, d.id)], d.id) from unnest((p_jobs[v_n]).depends_on) d (id)
+            );
+            if (p_jobs[v_n]).group_id = v_group then
+                v_errors[v_n] := pgqueue._refusal('22023', v_message, v_detail, v_hint);
+            elsif p_ids[v_n] = p_given[v_n] then
+                v_behind := v_behind || p_ids[v_n];
+            end if;
         end loop;
     end loop;
     return v_errors;
