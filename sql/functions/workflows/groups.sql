@@ -26,18 +26,55 @@ begin
         );
     end if;
     return query
+    -- One probe of each index for each group that has members.
+    with recursive found (id) as (
+        select coalesce(groups.before, 9223372036854775807) where groups.group_id is null
+        union all
+        select greatest(
+            (
+                select j.group_id
+                from pgqueue.jobs j
+                where j.group_id is not null and j.group_id < f.id
+                order by j.group_id desc
+                limit 1
+            ),
+            (
+                select h.group_id
+                from pgqueue.history h
+                where h.group_id is not null and h.group_id < f.id
+                order by h.group_id desc
+                limit 1
+            )
+        )
+        from found f
+        where f.id is not null
+    ),
+    listed (id) as (
+        select groups.group_id where groups.group_id is not null
+        union all
+        (
+            select l.id
+            from (
+                (select f.id from found f where f.id is not null limit groups.max offset 1)
+                union
+                (
+                    select j.id
+                    from pgqueue.jobs j
+                    where groups.group_id is null and j.state = 'blocked' and j.blocked_on is not null
+                        and j.blocked_on in ('@open', '@group') and j.id < coalesce(groups.before, 9223372036854775807)
+                    limit 10000
+                )
+            ) l
+            order by l.id desc
+            limit groups.max
+        )
+    )
     select
         i.id, g.name, coalesce(g.state, 'forgotten'), coalesce(g.is_open, false), g.created_at, g.finished_at,
         n.waiting + n.failed + n.blocked + n.executing + n.succeeded + n.dead + n.cancelled,
         n.waiting, n.failed, n.blocked, n.executing, n.succeeded, n.dead, n.cancelled,
         case when n.is_cut then groups.count_to end
-    from (
-        select groups.group_id as id where groups.group_id is not null
-        union all
-        select f.id
-        from pgqueue._group_ids(coalesce(groups.before, 9223372036854775807), groups.max) f (id)
-        where groups.group_id is null
-    ) i
+    from listed i
     left join lateral (
         select
             j.args ->> 'name' as name, j.state::text as state, j.blocked_on = '@open' as is_open, j.created_at,
@@ -60,50 +97,6 @@ comment on function pgqueue.groups(bigint, bigint, integer, integer) is
     'Groups, newest first, with the number of their members in each state, of live ones and those that history keeps; a group that has ended has the numbers of all its members. '
     'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high as this means at least that many; null: the numbers are exact. '
     'select id, name, state, total, dead from pgqueue.groups(); [reader]';
-
--- One probe of each index for each group that has members; one without members is found while it has not ended.
-create or replace function pgqueue._group_ids(p_before bigint, p_most integer)
-returns setof bigint
-language sql stable parallel safe rows 20
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
-    with recursive found (id) as (
-        select p_before
-        union all
-        select greatest(
-            (
-                select j.group_id
-                from pgqueue.jobs j
-                where j.group_id is not null and j.group_id < f.id
-                order by j.group_id desc
-                limit 1
-            ),
-            (
-                select h.group_id
-                from pgqueue.history h
-                where h.group_id is not null and h.group_id < f.id
-                order by h.group_id desc
-                limit 1
-            )
-        )
-        from found f
-        where f.id is not null
-    )
-    select g.id
-    from (
-        (select f.id from found f where f.id is not null limit p_most offset 1)
-        union
-        (
-            select j.id
-            from pgqueue.jobs j
-            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on in ('@open', '@group') and j.id < p_before
-            limit 10000
-        )
-    ) g
-    order by g.id desc
-    limit p_most
-$$;
 
 -- How many members a group has in each state, each live state and all of history counted up to p_most.
 -- p_result: the result of the group, to count members that history no longer keeps as well; null: it is not used.
