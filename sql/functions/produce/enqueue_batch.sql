@@ -4,8 +4,7 @@
 -- and made into jobs by one query. The others are read one by one, each in an exception block that only reads, and so
 -- takes no transaction id. One statement then inserts all jobs without a dedupe key, with one wake-up for each
 -- queue. Jobs with a dedupe key follow in the order of their keys, whatever the order given, so that two batches cannot
--- deadlock; ids nevertheless grow in the order given. They share one wait of dedupe_wait, and one exception block; only if
--- one is refused, each gets its own.
+-- deadlock; ids nevertheless grow in the order given. They share one wait of dedupe_wait.
 
 create or replace function pgqueue.enqueue_batch(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)

@@ -1,8 +1,7 @@
 -- Settles the jobs that depend on a job that ended. See _dependencies.
 --
 -- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes finds that no job
--- ever depended on another. If none of the ended jobs has children it costs one probe of an index, for one probe for each job
--- of a batch would be noticeable. A call closes 1,000 rows at most; a note leaves the rest to a later one.
+-- ever depended on another. A call closes 1,000 rows at most; a note leaves the rest to a later one.
 
 -- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
 -- hides that.
@@ -43,8 +42,8 @@ end
 $$;
 
 -- The jobs among these for which others wait; null: none. Usually one probe says so, of the range between the least and the
--- greatest id. plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer
--- snapshot.
+-- greatest id; one for each job of a batch would be noticeable. plpgsql, which keeps its plan: a function in SQL would be
+-- planned in each call. Volatile, to get a newer snapshot.
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
 language plpgsql parallel safe
