@@ -250,8 +250,7 @@ begin
     if v_circle is null then
         return false;
     elsif v_self is not null then
-        perform pgqueue._release_children(array[p_id]);
-        perform pgqueue._drop_dependencies(array[p_id], false);
+        perform pgqueue._release_children(array[p_id], true);
         return true;
     end if;
     v_error := jsonb_build_object('class', 'Circle', 'message', 'depends_on would make a circle: ' || v_circle);

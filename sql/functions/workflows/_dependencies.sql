@@ -225,8 +225,9 @@ begin
 end
 $$;
 
--- The caller has locked the rows. They become due at the later of run_at and now, in the order of their ids.
-create or replace function pgqueue._release_children(p_ids bigint[])
+-- The caller has locked the rows. They become due at the later of run_at and now, in the order of their ids. p_early: their
+-- parents may not have ended.
+create or replace function pgqueue._release_children(p_ids bigint[], p_early boolean default false)
 returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
@@ -263,7 +264,7 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
     end loop;
-    perform pgqueue._drop_dependencies(p_ids, true);
+    perform pgqueue._drop_dependencies(p_ids, not p_early);
 end
 $$;
 
@@ -272,8 +273,6 @@ $$;
 create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean, p_parents bigint[] default null)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     delete from pgqueue.dependencies d

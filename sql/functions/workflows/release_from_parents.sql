@@ -13,8 +13,7 @@ begin
     if not found then
         return false;
     end if;
-    perform pgqueue._release_children(array[release_from_parents.job_id]);
-    perform pgqueue._drop_dependencies(array[release_from_parents.job_id], false);
+    perform pgqueue._release_children(array[release_from_parents.job_id], true);
     return pgqueue._audit('release_from_parents', jsonb_build_object('job_id', release_from_parents.job_id));
 end
 $$;
