@@ -180,7 +180,7 @@ returns text[]
 language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select string_to_array(substring(obj_description(p.oid, 'pg_proc') from '\[([a-z, ]+)\]$'), ', ') || 'operator'::text
+    select string_to_array(substring(obj_description(p.oid, 'pg_proc') from e'\\[([a-z, ]+)\\]$'), ', ') || 'operator'::text
     from pg_proc p
     where p.oid = p_function and p.prosecdef and not starts_with(p.proname, '_')
 $$;

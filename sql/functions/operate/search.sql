@@ -69,7 +69,15 @@ begin
                 else l.pattern
             end), '[]')
             from jsonb_array_elements_text(p_filter -> v_field) e (text)
-            cross join lateral pgqueue._like_pattern(e.text) l (pattern)
+            -- A name, or the beginning of one and *, as a pattern of LIKE.
+            cross join lateral (select regexp_replace(e.text, e'([\\\\%_])', e'\\\\\\1', 'g') as escaped) x
+            cross join lateral (
+                select case
+                    when right(e.text, 2) = e'\\*' then left(x.escaped, -3) || '*'
+                    when right(e.text, 1) = '*' then left(x.escaped, -1) || '%'
+                    else x.escaped
+                end as pattern
+            ) l
         ));
     end loop;
     v_filter := jsonb_populate_record(v_filter, v_patterns);
@@ -97,21 +105,6 @@ exception
     when data_exception or invalid_text_representation or numeric_value_out_of_range or datetime_field_overflow then
         perform pgqueue._refuse('filter has a value of a wrong kind', sqlerrm, 'Compare it with the comment on pgqueue.search().');
 end
-$$;
-
--- A name, or the beginning of one and *, as a pattern of LIKE.
-create or replace function pgqueue._like_pattern(p_text text)
-returns text
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case when n.is_prefix then e.escaped || '%' else e.escaped end
-    from (
-        select
-            right(p_text, 1) = '*' and right(p_text, 2) <> e'\\*' as is_prefix,
-            case when right(p_text, 2) = e'\\*' then left(p_text, -2) || '*' when right(p_text, 1) = '*' then left(p_text, -1) else p_text end as name
-    ) n
-    cross join lateral (select replace(replace(replace(n.name, e'\\', e'\\\\'), '%', e'\\%'), '_', e'\\_') as escaped) e
 $$;
 
 -- A pattern without a wildcard.
