@@ -21,7 +21,6 @@ declare
     v_after constant bigint := coalesce(search_due.after, 0) + 1;
     -- The rows to read of each sub-lane.
     v_rows integer;
-    v_times timestamptz[];
 begin
     job_ids := '{}';
     is_cut := false;
@@ -80,17 +79,15 @@ begin
         order by f.at, f.id
         limit search_due.max_jobs
     )
+    -- A full page ends at its last job.
     select
-        coalesce(array_agg(j.id order by j.at, j.id), '{}'), array_agg(j.at order by j.at, j.id), (select s.at from stop s),
-        (select s.id from stop s),
-        coalesce((select bool_or(f.n = v_rows and not (f.fits and f.rank = search_due.max_jobs)) from found f), false)
-    into job_ids, v_times, next_after_at, next_after, is_cut
+        coalesce(array_agg(j.id order by j.at, j.id), '{}'),
+        coalesce((array_agg(j.at order by j.at, j.id))[search_due.max_jobs], (select s.at from stop s)),
+        coalesce((array_agg(j.id order by j.at, j.id))[search_due.max_jobs], (select s.id from stop s)),
+        count(*) < search_due.max_jobs
+            and coalesce((select bool_or(f.n = v_rows and not (f.fits and f.rank = search_due.max_jobs)) from found f), false)
+    into job_ids, next_after_at, next_after, is_cut
     from listed j;
-    if cardinality(job_ids) = search_due.max_jobs then
-        next_after_at := v_times[search_due.max_jobs];
-        next_after := job_ids[search_due.max_jobs];
-        is_cut := false;
-    end if;
 end
 $$;
 
