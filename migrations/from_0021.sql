@@ -712,3 +712,8 @@ create index queues_weighted on pgqueue.queues (name) where weight <> 1;
 create type pgqueue.lane_round as (lanes pgqueue.due_lane[], turn text, is_drawn boolean, is_whole boolean);
 comment on type pgqueue.lane_round is 'Private: the lanes that a claim visits where there are many: see _next_lanes.';
 alter type pgqueue.draw add attribute share integer, add attribute round pgqueue.lane_round;
+create type pgqueue.rule as (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, max_cost integer, burst integer,
+    until timestamptz, rule text
+);
+comment on type pgqueue.rule is 'Private: a limit, a pause or a half-open breaker that a job is under: see _rules_of.';

@@ -1475,6 +1475,12 @@ create type pgqueue.candidate as (
 comment on type pgqueue.candidate is
     'Private: a job that a claim has locked, with what decides whether it may start: see _find.';
 
+create type pgqueue.rule as (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, max_cost integer, burst integer,
+    until timestamptz, rule text
+);
+comment on type pgqueue.rule is 'Private: a limit, a pause or a half-open breaker that a job is under: see _rules_of.';
+
 create type pgqueue.touched_limit as (
     name text, kind text, target text, max_executing integer, rate integer, per interval, wanted integer,
     max_cost integer, burst integer, units bigint, waiting smallint

@@ -542,8 +542,8 @@ def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_ignores_a_pause_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._rules_of", "'pause'", "'key'")
-    stage.bug("pgqueue._rules_of", "(p.until <= p_now)::integer", "100")
+    stage.bug("pgqueue._pauses_of", "'pause'", "'key'")
+    stage.bug("pgqueue._pauses_of", "(p.until <= p_now)::integer", "100")
     stage.enqueue("plain")
     call(stage.conn, "pause", "task", "plain")
     began = time.time()

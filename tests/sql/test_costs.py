@@ -238,9 +238,9 @@ def test_a_clock_that_steps_back_neither_fills_a_bucket_nor_stops_it(conn: psyco
     # Half a second is the difference of two sessions, and fills nothing twice.
     clock.advance("30 s")
     level = value(conn, "select level from pgqueue.limit_levels order by n desc limit 1")
-    conn.execute("select pgqueue._draw_units('task:t', 60, '1 min', 100, 0, pgqueue._clock())")
-    conn.execute("select pgqueue._draw_units('task:t', 60, '1 min', 100, 0, pgqueue._clock() - interval '0.5 s')")
-    conn.execute("select pgqueue._draw_units('task:t', 60, '1 min', 100, 0, pgqueue._clock())")
+    draw = "select pgqueue._draw_units(r, 0, pgqueue._clock() - %s::interval) from pgqueue._limits_of(null, 't', null, null) r"
+    for before in ("0 s", "0.5 s", "0 s"):
+        conn.execute(draw, [before])
     after = value(conn, "select level from pgqueue.limit_levels order by n desc limit 1")
     assert after == pytest.approx(level + 30, abs=0.001)
 
@@ -400,7 +400,8 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     # It was committed long after: maintenance brings it forward.
     clock.advance("61 s")
     maintain(conn)
-    level = value(conn, "select level from pgqueue._level_of('task:t', 60, '1 min', 100, pgqueue._clock())")
+    rule = "pgqueue._limits_of(null, 't', null, null) r"
+    level = value(conn, f"select l.level from {rule} cross join lateral pgqueue._level_of(r, pgqueue._clock()) l")
     assert level == pytest.approx(60)
     assert len(claim(conn)) == 1
     assert value(conn, "select count(*) from pgqueue.limit_levels") == 1

@@ -79,7 +79,7 @@ def days(conn: psycopg.Connection, clock: Clock, interval: Any) -> list[tuple[st
     call(conn, "set_limit", "queue", "limited", rate=1, per=interval)
     enqueue_many(conn, 2, queue="limited")
     reserve(conn, 2, queues=["limited"])
-    ends["per"] = call(conn, "_next_capacity", ["limited"], clock.now())
+    ends["per"] = call(conn, "_next_due", "w", ["limited"], True, True, False, clock.now())
     ends["every"] = call(conn, "schedule", "s", every=interval, task="t")
 
     # As timestamps: Python subtracts two times of one zone by their wall clocks.

@@ -90,56 +90,40 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_from text := p_limit.kind || ':' || coalesce(p_prefix, p_limit.target);
+    -- The names of limit_keys end there.
+    v_to text := case when p_prefix is null then v_from else 'limit_key;' end;
 begin
     if p_limit.rate is null then
         return;
     end if;
-    if p_limit.burst is not null then
-        select ceil(p_limit.burst - v.level)::bigint, case when p_prefix is not null then substr(n.name, length('limit_key:') + 1) end
-        into started, value
-        from (
-            select p_limit.kind || ':' || p_limit.target as name where p_prefix is null
-            union
-            select x.name
-            from (
-                select y.name
-                from pgqueue.limit_levels y
-                where not y.is_spent and y.name >= 'limit_key:' || p_prefix and starts_with(y.name, 'limit_key:' || p_prefix)
-                limit p_most
-            ) x
-            where (
-                select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
-            ) = p_limit.target
-        ) n
-        cross join lateral pgqueue._level_of(n.name, p_limit.rate, p_limit.per, p_limit.burst, v_now) v
-        order by v.level, n.name
-        limit 1;
-        started := coalesce(started, 0);
-        return;
-    end if;
-    if p_prefix is null then
-        select coalesce(sum(x.started), 0) into started
-        from (
-            select s.started
-            from pgqueue.limit_starts s
-            where s.name = p_limit.kind || ':' || p_limit.target and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
-            limit p_most
-        ) x;
-        return;
-    end if;
-    select sum(x.started), substr(x.name, length('limit_key:') + 1) into started, value
+    select x.units, case when p_prefix is not null then substr(x.name, length('limit_key:') + 1) end into started, value
     from (
-        select s.name, s.started
-        from pgqueue.limit_starts s
-        where s.name >= 'limit_key:' || p_prefix and starts_with(s.name, 'limit_key:' || p_prefix)
-            and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
-        limit p_most
+        select s.name, sum(s.started) as units
+        from (
+            select y.name, y.started
+            from pgqueue.limit_starts y
+            where p_limit.burst is null and y.name between v_from and v_to and starts_with(y.name, v_from)
+                and y.at > pgqueue._after(v_now, -p_limit.per) and y.at <= v_now + interval '1 s'
+            limit p_most
+        ) s
+        group by s.name
+        union all
+        select n.name, ceil(p_limit.burst - v.level)::bigint
+        from (
+            select distinct y.name
+            from pgqueue.limit_levels y
+            where p_limit.burst is not null and not y.is_spent and y.name between v_from and v_to and starts_with(y.name, v_from)
+            limit p_most
+        ) n
+        cross join lateral pgqueue._level_of(
+            row(n.name, p_limit.kind, null, null, p_limit.rate, p_limit.per, null, p_limit.burst, null, null)::pgqueue.rule, v_now
+        ) v
     ) x
-    group by x.name
-    having (
+    where p_prefix is null or (
         select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
     ) = p_limit.target
-    order by sum(x.started) desc, x.name
+    order by x.units desc, x.name
     limit 1;
     started := coalesce(started, 0);
 end

@@ -16,101 +16,84 @@
 -- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
 -- be deferred again, with each one.
 
--- Inlined, as the next ones: no SET, and stable.
+-- Inlined, as the next ones: no SET, and stable. A limit_key has the limit of its own value, else that of the longest prefix*;
+-- each value is counted by itself. rule: the target of the row.
 create or replace function pgqueue._limits_of(p_queue text, p_task text, p_key text, p_limit_key text)
-returns table (
-    name text, kind text, target text, max_executing integer, rate integer, per interval, rule text, max_cost integer,
-    burst integer
-)
+returns setof pgqueue.rule
 language sql stable parallel safe rows 2
 as $$
-    select 'queue:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
-    from pgqueue.limits l
-    where l.kind = 'queue' and l.target = p_queue
-    union all
-    select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
-    from pgqueue.limits l
-    where l.kind = 'task' and l.target = p_task and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
-    union all
-    select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
-    from pgqueue.limits l
-    where l.kind = 'key' and p_key is not null and starts_with(p_key, l.target)
-    union all
-    -- The limit of the value itself, else that of the longest prefix*.
-    (
-        (
-            select
-                'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
-            from pgqueue.limits l
-            where p_limit_key is not null and l.kind = 'limit_key' and l.target = p_limit_key
-                and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
-        )
+    select
+        l.kind || ':' || l.value, l.kind, l.value, l.max_executing, l.rate, l.per, l.max_cost, l.burst, null::timestamptz,
+        l.target
+    from (
+        select x.*, x.target as value from pgqueue.limits x where x.kind = 'queue' and x.target = p_queue
+        union all
+        select x.*, x.target from pgqueue.limits x where x.kind = 'task' and x.target = p_task
+        union all
+        select x.*, x.target from pgqueue.limits x where x.kind = 'key' and p_key is not null and starts_with(p_key, x.target)
         union all
         (
-            select
-                'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target, l.max_cost, l.burst
-            from pgqueue.limits l
-            where p_limit_key is not null and l.kind = 'limit_key' and right(l.target, 1) = '*'
-                and starts_with(p_limit_key, left(l.target, -1)) and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
-            order by length(l.target) desc
+            (
+                select x.*, p_limit_key
+                from pgqueue.limits x
+                where p_limit_key is not null and x.kind = 'limit_key' and x.target = p_limit_key
+                    and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+            )
+            union all
+            (
+                select x.*, p_limit_key
+                from pgqueue.limits x
+                where p_limit_key is not null and x.kind = 'limit_key' and right(x.target, 1) = '*'
+                    and starts_with(p_limit_key, left(x.target, -1)) and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+                order by length(x.target) desc
+                limit 1
+            )
             limit 1
         )
-        limit 1
-    )
+    ) l
+    -- The others only say that there is a breaker.
+    where num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
 $$;
 
--- The pauses of a task and of a limit_key, each under its name with its longest end. Every one that matches stops a job. That of a
--- breaker has no end: from its half_open_at on it lets one job through.
+-- The pauses of a task and of a limit_key, each with its longest end. Every one that matches lets nothing execute. That of a
+-- breaker has no end: from its half_open_at on it lets one probe execute.
 create or replace function pgqueue._pauses_of(p_task text, p_limit_key text, p_now timestamptz)
-returns table (name text, target text, until timestamptz)
+returns setof pgqueue.rule
 language sql stable parallel safe rows 1
 as $$
-    select 'pause:task:' || p_task, p_task, max(coalesce(p.half_open_at, p.until))
-    from pgqueue.pauses p
-    where p.kind = 'task' and p.target = p_task and p.until > p_now
-    having max(p.until) is not null
-    union all
-    select 'pause:limit_key:' || p_limit_key, p_limit_key, max(coalesce(p.half_open_at, p.until))
-    from pgqueue.pauses p
-    where p.kind = 'limit_key' and p.target = p_limit_key and p.until > p_now
-    having max(p.until) is not null
-    union all
-    select 'pause:limit_key:' || p.target, p.target, max(p.until)
-    from pgqueue.pauses p
-    where p_limit_key is not null
-        and p.kind = 'limit_key'
-        and right(p.target, 1) = '*'
-        and starts_with(p_limit_key, left(p.target, -1))
-        and p.target <> p_limit_key
-        and p.until > p_now
-    group by p.target
+    select
+        'pause:' || p.kind || ':' || p.target, case when p.until > p_now then 'pause' else 'probe' end, p.target,
+        (p.until <= p_now)::integer, null::integer, null::interval, null::integer, null::integer, p.until, null::text
+    from (
+        select x.kind, x.target, max(coalesce(x.half_open_at, x.until)) as until
+        from (
+            select y.* from pgqueue.pauses y where y.kind = 'task' and y.target = p_task
+            union all
+            select y.* from pgqueue.pauses y where y.kind = 'limit_key' and y.target = p_limit_key
+            union all
+            select y.*
+            from pgqueue.pauses y
+            where p_limit_key is not null and y.kind = 'limit_key' and right(y.target, 1) = '*'
+                and starts_with(p_limit_key, left(y.target, -1)) and y.target <> p_limit_key
+        ) x
+        where x.until > p_now
+        group by x.kind, x.target
+    ) p
 $$;
 
--- What may stop a job: its limits and pauses. A pause lets nothing execute, a half-open breaker one probe.
-create or replace function pgqueue._rules_of(
-    p_queue text, p_task text, p_key text, p_limit_key text, p_now timestamptz
-)
-returns table (
-    name text, kind text, target text, max_executing integer, rate integer, per interval, until timestamptz,
-    max_cost integer, burst integer
-)
+-- What may stop a job.
+create or replace function pgqueue._rules_of(p_queue text, p_task text, p_key text, p_limit_key text, p_now timestamptz)
+returns setof pgqueue.rule
 language sql stable parallel safe rows 2
 as $$
-    select l.name, l.kind, l.target, l.max_executing, l.rate, l.per, null::timestamptz, l.max_cost, l.burst
-    from pgqueue._limits_of(p_queue, p_task, p_key, p_limit_key) l
+    select l.* from pgqueue._limits_of(p_queue, p_task, p_key, p_limit_key) l
     union all
-    select
-        p.name, case when p.until > p_now then 'pause' else 'probe' end, p.target, (p.until <= p_now)::integer, null, null, p.until,
-        null, null
-    from pgqueue._pauses_of(p_task, p_limit_key, p_now) p
+    select p.* from pgqueue._pauses_of(p_task, p_limit_key, p_now) p
 $$;
 
--- How many more jobs of one unit may start under a limit, counting committed jobs and those of this transaction, and when to
+-- How many more jobs of one unit may start under a rule, counting committed jobs and those of this transaction, and when to
 -- check it again if none may. units: see _units_of; null: it counts jobs alone.
-create or replace function pgqueue._capacity_of(
-    p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_max_cost integer,
-    p_burst integer, p_now timestamptz, p_lease_head timestamptz
-)
+create or replace function pgqueue._capacity_of(p_rule pgqueue.rule, p_now timestamptz, p_lease_head timestamptz)
 returns table (capacity integer, next_at timestamptz, timed boolean, units double precision)
 language sql stable parallel safe rows 1
 as $$
@@ -119,42 +102,47 @@ as $$
         -- Also below the limit: the claim may use up the capacity, and block further jobs.
         case
             when not u.timed then p_now + interval '100 ms'
-            when p_burst is null and not pgqueue._has_costs() then pgqueue._after(coalesce(r.first_at, p_now), p_per)
-            else pgqueue._units_at(p_name, p_rate, p_per, p_burst, w.units, pgqueue._wanted_units(p_name, p_now), p_now)
+            when (p_rule).burst is null and not pgqueue._has_costs()
+                then pgqueue._after(coalesce(r.first_at, p_now), (p_rule).per)
+            else pgqueue._units_at(p_rule, w.units, pgqueue._wanted_units((p_rule).name, p_now), p_now)
         end,
         u.timed,
         w.units
     from (
         select case
-            when p_max_executing is null then 1000000
-            when p_kind = 'probe' then pgqueue._may_probe(split_part(p_name, ':', 2), p_target, p_now)
-            else p_max_executing - x.executing
+            when (p_rule).max_executing is null then 1000000
+            when (p_rule).kind = 'probe' then pgqueue._may_probe(split_part((p_rule).name, ':', 2), (p_rule).target, p_now)
+            else (p_rule).max_executing - x.executing
         end as capacity
-        from pgqueue._executing_under(p_kind, p_target, coalesce(p_max_executing, 0), p_lease_head) x
+        from pgqueue._executing_under((p_rule).kind, (p_rule).target, coalesce((p_rule).max_executing, 0), p_lease_head) x
         offset 0
     ) e
     cross join lateral (
         -- Starts in the future were recorded before the clock stepped back.
-        select p_rate - coalesce(sum(s.started), 0) as units, min(s.at) as first_at
+        select (p_rule).rate - coalesce(sum(s.started), 0) as units, min(s.at) as first_at
         from pgqueue.limit_starts s
-        where p_rate is not null and p_burst is null and s.name = p_name and s.at > pgqueue._after(p_now, -p_per)
-            and s.at <= p_now + interval '1 s'
+        where (p_rule).rate is not null and (p_rule).burst is null and s.name = (p_rule).name
+            and s.at > pgqueue._after(p_now, -(p_rule).per) and s.at <= p_now + interval '1 s'
     ) r
     cross join lateral (
-        select c.units, case when c.units = 'infinity' then least(coalesce(p_burst, p_rate), p_max_cost) else floor(c.units + 1e-6) end as capacity
+        select
+            c.units,
+            case
+                when c.units = 'infinity' then least(coalesce((p_rule).burst, (p_rule).rate), (p_rule).max_cost)
+                else floor(c.units + 1e-6)
+            end as capacity
         from (
             select case
-                when num_nonnulls(p_max_cost, p_burst) > 0 then pgqueue._units_of(
-                    p_name, p_kind, p_target, p_rate, p_per, p_max_cost, p_burst, r.units, p_now, p_lease_head
-                )
-                when r.units >= p_rate then 'infinity'
+                when num_nonnulls((p_rule).max_cost, (p_rule).burst) > 0
+                    then pgqueue._units_of(p_rule, r.units, p_now, p_lease_head)
+                when r.units >= (p_rule).rate then 'infinity'
                 else r.units
             end as units
             offset 0
         ) c
     ) w
     cross join lateral (
-        select coalesce(p_rate is not null and e.capacity > 0 and w.capacity <= e.capacity, false) as timed
+        select coalesce((p_rule).rate is not null and e.capacity > 0 and w.capacity <= e.capacity, false) as timed
     ) u
 $$;
 
@@ -182,16 +170,8 @@ as $$
         from (
             select
             from pgqueue.jobs j
-            where p_kind = 'task' and j.state = 'executing' and j.lease_expires_at >= p_lease_head and j.task = p_target
-            order by j.lease_expires_at, j.id
-            limit p_most
-        ) e
-        union all
-        select count(*)
-        from (
-            select
-            from pgqueue.jobs j
-            where p_kind = 'queue' and j.state = 'executing' and j.lease_expires_at >= p_lease_head and j.queue = p_target
+            where p_kind in ('queue', 'task') and j.state = 'executing' and j.lease_expires_at >= p_lease_head
+                and case p_kind when 'queue' then j.queue else j.task end = p_target
             order by j.lease_expires_at, j.id
             limit p_most
         ) e
@@ -223,7 +203,8 @@ begin
     select greatest(0, least(p_most, c.capacity)) as jobs, c.units into v_found
     from pgqueue.limits l
     cross join lateral pgqueue._capacity_of(
-        'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst, p_now, v_lease_head
+        row('queue:' || p_queue, l.kind, p_queue, l.max_executing, l.rate, l.per, l.max_cost, l.burst, null, null)::pgqueue.rule,
+        p_now, v_lease_head
     ) c
     where l.kind = 'queue' and l.target = p_queue;
     -- None passes the first job, also if another claim has locked it: what costs much would never start.
@@ -236,7 +217,7 @@ begin
 end
 $$;
 
--- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
+-- The limit that a job is at; p_name: if it is this one.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
 language plpgsql stable rows 1
@@ -261,9 +242,7 @@ begin
         end,
         a.next_at
     from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
-    cross join lateral pgqueue._capacity_of(
-        l.name, l.kind, l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst, p_now, v_lease_head
-    ) c
+    cross join lateral pgqueue._capacity_of(l, p_now, v_lease_head) c
     -- What it blocks waits for the first of them.
     cross join lateral (
         select least(
@@ -273,8 +252,7 @@ begin
     ) w
     cross join lateral (
         select case
-            when c.timed and (l.burst is not null or w.units > 1)
-                then pgqueue._units_at(l.name, l.rate, l.per, l.burst, c.units, w.units, p_now)
+            when c.timed and (l.burst is not null or w.units > 1) then pgqueue._units_at(l, c.units, w.units, p_now)
             when c.timed then c.next_at
         end as next_at
     ) a

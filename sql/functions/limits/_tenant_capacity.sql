@@ -19,9 +19,7 @@ begin
     from (
         select c.capacity, case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end as next_at
         from pgqueue._rules_of(null, null, null, v_limit_key, p_now) r
-        cross join lateral pgqueue._capacity_of(
-            r.name, r.kind, r.target, r.max_executing, r.rate, r.per, r.max_cost, r.burst, p_now, v_lease_head
-        ) c
+        cross join lateral pgqueue._capacity_of(r, p_now, v_lease_head) c
         union all
         -- What it has claimed and not started will take a slot, too. No one hears when one of them ends.
         select
@@ -50,38 +48,5 @@ begin
         join pgqueue.workers w on w.name = p_worker
         where q.name = p_queue and q.max_share < 1 and jsonb_typeof(w.info -> 'concurrency') = 'number'
     ) a;
-end
-$$;
-
--- When an idle worker should claim from lanes of tenants in which something seems to be due: p_now, unless all that is due is of
--- tenants at their limits, paused, or with their part of the worker's slots. The first 1,000 lanes are asked.
-create or replace function pgqueue._next_turn_due(p_worker text, p_queues text[], p_now timestamptz)
-returns timestamptz
-language plpgsql stable
-as $$
-begin
-    if not exists (select from pgqueue.limits x where x.kind = 'limit_key')
-        and not exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now)
-        and not exists (select from pgqueue.queues q where q.max_share < 1)
-    then
-        return p_now;
-    end if;
-    return (
-        select min(case when t.due_from > p_now then t.due_from when c.capacity > 0 then p_now else c.next_at end)
-        from (
-            select x.queue, x.priority, x.lane_key, min(x.due_from) as due_from
-            from (
-                select * from pgqueue.tenant_lanes y where p_queues is null or y.queue = any (p_queues) limit 1000
-            ) x
-            group by x.queue, x.priority, x.lane_key
-        ) t
-        cross join lateral (
-            select from pgqueue._first_in_lane(t.queue, t.priority, t.lane_key, greatest(t.due_from, p_now))
-            union all
-            select where t.due_from > p_now
-            limit 1
-        ) due
-        cross join lateral pgqueue._tenant_capacity(p_worker, t.queue, substr(t.lane_key, 9), 1, p_now) c
-    );
 end
 $$;

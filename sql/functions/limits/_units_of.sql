@@ -19,17 +19,6 @@ begin
 end
 $$;
 
-create or replace function pgqueue._note_cost()
-returns void
-language plpgsql
-as $$
-begin
-    if not pgqueue._has_costs() then
-        perform nextval('pgqueue.costs'::regclass);
-    end if;
-end
-$$;
-
 -- What a start costs. A batch: the sum of its payloads; one unit, if none of them has a cost.
 create or replace function pgqueue._cost_of(p_id bigint, p_cost integer, p_followers bigint[])
 returns bigint
@@ -47,10 +36,10 @@ begin
 end
 $$;
 
--- n and at: of the newest level; level: what is in the bucket now. A bucket begins full. p_spent: which rows of spent() count; null: all
--- that are to be seen. Each counts from its own time on.
+-- n and at: of the newest level; level: what is in the bucket now. A bucket begins full. p_spent: which rows of spent() count;
+-- null: all that are to be seen. Each counts from its own time on.
 create or replace function pgqueue._level_of(
-    p_name text, p_rate integer, p_per interval, p_burst integer, p_now timestamptz, p_spent bigint[] default null,
+    p_rule pgqueue.rule, p_now timestamptz, p_spent bigint[] default null,
     out n bigint, out at timestamptz, out level double precision
 )
 language plpgsql stable parallel safe
@@ -61,38 +50,38 @@ declare
 begin
     select l.n, l.at, l.level into n, at, level
     from pgqueue.limit_levels l
-    where l.name = p_name and not l.is_spent
+    where l.name = p_rule.name and not l.is_spent
     order by l.name, l.n desc
     limit 1;
     if at is null or at > p_now + interval '1 s' then
         at := p_now;
     end if;
-    level := coalesce(level, p_burst);
+    level := coalesce(level, p_rule.burst);
     v_at := at;
     for v_spent in
         select s.at, s.level
         from pgqueue.limit_levels s
-        where s.name = p_name and s.is_spent and s.at > _level_of.at - interval '10 s' and (p_spent is null or s.n = any (p_spent))
+        where s.name = p_rule.name and s.is_spent and s.at > _level_of.at - interval '10 s'
+            and (p_spent is null or s.n = any (p_spent))
         union all
         select p_now, 0
         order by 1
     loop
         if v_spent.at > v_at and v_spent.at <= p_now then
             level := least(
-                p_burst,
-                level + p_rate * extract(epoch from v_spent.at - v_at)::double precision / extract(epoch from p_per)::double precision
+                p_rule.burst,
+                level + p_rule.rate * extract(epoch from v_spent.at - v_at)::double precision
+                    / extract(epoch from p_rule.per)::double precision
             );
             v_at := v_spent.at;
         end if;
-        level := least(p_burst, level - v_spent.level);
+        level := least(p_rule.burst, level - v_spent.level);
     end loop;
 end
 $$;
 
 -- Under the lock of the limit.
-create or replace function pgqueue._draw_units(
-    p_name text, p_rate integer, p_per interval, p_burst integer, p_units bigint, p_now timestamptz
-)
+create or replace function pgqueue._draw_units(p_rule pgqueue.rule, p_units bigint, p_now timestamptz)
 returns void
 language plpgsql
 as $$
@@ -100,16 +89,16 @@ declare
     v_spent bigint[] := '{}'::bigint[];
     v_level record;
 begin
-    select l.n, l.at, l.level into v_level from pgqueue._level_of(p_name, p_rate, p_per, p_burst, p_now, v_spent) l;
+    select l.n, l.at, l.level into v_level from pgqueue._level_of(p_rule, p_now, v_spent) l;
     v_spent := array(
         select s.n
         from pgqueue.limit_levels s
-        where s.name = p_name and s.is_spent and s.at > v_level.at - interval '10 s'
+        where s.name = p_rule.name and s.is_spent and s.at > v_level.at - interval '10 s'
         order by s.name, s.at
         for update skip locked
     );
     if v_spent <> '{}' then
-        select l.n, l.at, l.level into v_level from pgqueue._level_of(p_name, p_rate, p_per, p_burst, p_now, v_spent) l;
+        select l.n, l.at, l.level into v_level from pgqueue._level_of(p_rule, p_now, v_spent) l;
     end if;
     with gone as (
         delete from pgqueue.limit_levels x
@@ -118,16 +107,13 @@ begin
         )
     )
     insert into pgqueue.limit_levels (name, at, level)
-    values (p_name, greatest(v_level.at, p_now), v_level.level - p_units);
+    values (p_rule.name, greatest(v_level.at, p_now), v_level.level - p_units);
 end
 $$;
 
--- What a limit with a burst or max_cost has left; infinity: nothing of it is taken, and a job may start whatever it costs. p_left: of
--- a rate without a burst.
-create or replace function pgqueue._units_of(
-    p_name text, p_kind text, p_target text, p_rate integer, p_per interval, p_max_cost integer, p_burst integer,
-    p_left bigint, p_now timestamptz, p_lease_head timestamptz
-)
+-- What a limit with a burst or max_cost has left; infinity: nothing of it is taken, and a job may start whatever it costs.
+-- p_left: of a rate without a burst.
+create or replace function pgqueue._units_of(p_rule pgqueue.rule, p_left bigint, p_now timestamptz, p_lease_head timestamptz)
 returns double precision
 language plpgsql stable parallel safe
 as $$
@@ -135,26 +121,27 @@ declare
     v_rated double precision := p_left::double precision;
     v_free double precision;
 begin
-    if p_burst is not null then
-        v_rated := (select l.level from pgqueue._level_of(p_name, p_rate, p_per, p_burst, p_now) l);
+    if p_rule.burst is not null then
+        v_rated := (select l.level from pgqueue._level_of(p_rule, p_now) l);
     end if;
-    if p_max_cost is not null then
-        v_free := (p_max_cost - coalesce(
+    if p_rule.max_cost is not null then
+        v_free := (p_rule.max_cost - coalesce(
             (
                 select sum(pgqueue._cost_of(j.id, j.cost, j.followers))
                 from pgqueue.jobs j
                 where j.state = 'executing' and j.lease_expires_at >= p_lease_head
-                    and case p_kind
-                        when 'queue' then j.queue = p_target
-                        when 'task' then j.task = p_target
-                        when 'limit_key' then j.limit_key = p_target
-                        else starts_with(j.key, p_target)
+                    and case p_rule.kind
+                        when 'queue' then j.queue = p_rule.target
+                        when 'task' then j.task = p_rule.target
+                        when 'limit_key' then j.limit_key = p_rule.target
+                        else starts_with(j.key, p_rule.target)
                     end
             ), 0
         ))::double precision;
     end if;
     return case
-        when coalesce(v_rated >= coalesce(p_burst, p_rate) - 1e-6, true) and coalesce(v_free >= p_max_cost, true) then 'infinity'
+        when coalesce(v_rated >= coalesce(p_rule.burst, p_rule.rate) - 1e-6, true) and coalesce(v_free >= p_rule.max_cost, true)
+            then 'infinity'
         else least(v_rated, v_free)
     end;
 end
@@ -195,28 +182,27 @@ begin
 end
 $$;
 
--- When a rate has units enough for a job of this cost. What costs more than the rate or the burst starts when nothing of it is taken.
-create or replace function pgqueue._units_at(
-    p_name text, p_rate integer, p_per interval, p_burst integer, p_units double precision, p_wanted integer, p_now timestamptz
-)
+-- When a rate has units enough for a job of this cost. What costs more than the rate or the burst starts when nothing of it is
+-- taken.
+create or replace function pgqueue._units_at(p_rule pgqueue.rule, p_units double precision, p_wanted integer, p_now timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe
 as $$
 declare
-    v_missing double precision := least(p_wanted, coalesce(p_burst, p_rate)) - p_units;
+    v_missing double precision := least(p_wanted, coalesce(p_rule.burst, p_rule.rate)) - p_units;
 begin
     return case
-        when v_missing <= 0 then p_now + greatest(interval '10 ms', least(interval '100 ms', p_per / p_rate))
-        when p_burst is not null then pgqueue._after(
-            p_now, ceil(1000 * v_missing * extract(epoch from p_per)::double precision / p_rate) * interval '1 ms'
+        when v_missing <= 0 then p_now + greatest(interval '10 ms', least(interval '100 ms', p_rule.per / p_rule.rate))
+        when p_rule.burst is not null then pgqueue._after(
+            p_now, ceil(1000 * v_missing * extract(epoch from p_rule.per)::double precision / p_rule.rate) * interval '1 ms'
         )
         else coalesce(
             (
-                select pgqueue._after(f.at, p_per)
+                select pgqueue._after(f.at, p_rule.per)
                 from (
                     select s.at, sum(s.started) over (order by s.at)::double precision as units
                     from pgqueue.limit_starts s
-                    where s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s'
+                    where s.name = p_rule.name and s.at > pgqueue._after(p_now, -p_rule.per) and s.at <= p_now + interval '1 s'
                 ) f
                 where f.units >= v_missing
                 order by f.at

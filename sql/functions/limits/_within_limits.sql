@@ -74,7 +74,8 @@ begin
             into v_left, v_next_at, v_timed, v_units, v_fits
             from unnest(v_limits) with ordinality t
             cross join lateral pgqueue._capacity_of(
-                t.name, t.kind, t.target, t.max_executing, t.rate, t.per, t.max_cost, t.burst, p_now, v_lease_head
+                row(t.name, t.kind, t.target, t.max_executing, t.rate, t.per, t.max_cost, t.burst, null, null)::pgqueue.rule,
+                p_now, v_lease_head
             ) c;
             exit when v_fits;
             -- Those that are locked have capacity, the others have none, and no job is under two.
@@ -150,10 +151,36 @@ begin
         where l.rate is not null and l.burst is null and v_started[l.ordinality] > 0;
     end if;
     if v_has_buckets then
-        perform pgqueue._draw_units(l.name, l.rate, l.per, l.burst, v_started[l.ordinality], p_now)
+        perform pgqueue._draw_units(
+            row(l.name, l.kind, l.target, null, l.rate, l.per, null, l.burst, null, null)::pgqueue.rule, v_started[l.ordinality], p_now
+        )
         from unnest(v_limits) with ordinality l
         where l.burst is not null and v_started[l.ordinality] > 0;
     end if;
+end
+$$;
+
+-- p_on: for each row the subscript of its limit in the others.
+create or replace function pgqueue._block_on_limits(
+    p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[]
+)
+returns void
+language plpgsql
+as $$
+begin
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        blocked_on = p_names[w.i],
+        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
+        -- put it behind jobs that are younger.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
+        resumed = false
+    from unnest(p_rows, p_on) w (row_ctid, i)
+    where j.ctid = w.row_ctid;
+    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
+    insert into pgqueue.limit_waits (name, next_at, timed)
+    select p_names[u.i], p_next_at[u.i], p_timed[u.i] from (select distinct o.i from unnest(p_on) o (i)) u;
 end
 $$;
 

@@ -58,7 +58,7 @@ begin
     v_job.timeout := p_options.timeout;
     v_job.cost := p_options.cost;
     if p_options.cost is not null then
-        perform pgqueue._note_cost();
+        perform nextval('pgqueue.costs'::regclass) where not pgqueue._has_costs();
     end if;
     if p_options.group_id is not null then
         -- First: it may wait for a lock, and parents may end meanwhile.

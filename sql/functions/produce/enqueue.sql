@@ -73,7 +73,7 @@ begin
         end;
         perform pgqueue._check_args(enqueue.args);
         if enqueue.cost is not null then
-            perform pgqueue._note_cost();
+            perform nextval('pgqueue.costs'::regclass) where not pgqueue._has_costs();
         end if;
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap);

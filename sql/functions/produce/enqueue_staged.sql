@@ -66,7 +66,7 @@ begin
     end if;
 
     if v_has_costs then
-        perform pgqueue._note_cost();
+        perform nextval('pgqueue.costs'::regclass) where not pgqueue._has_costs();
     end if;
     for v_lane in
         -- The subquery numbers the rows in their order, whatever a join does to it.

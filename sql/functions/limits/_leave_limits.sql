@@ -1,30 +1,6 @@
--- Blocks jobs on a limit that is reached, and releases them when it has capacity again. _limits_of.sql tells the whole.
+-- Releases jobs that a limit or a pause blocks, once it has capacity again. _limits_of.sql tells the whole.
 --
 -- Each release locks its jobs in the order of their priority and time, and skips locked ones.
-
--- p_on: for each row the subscript of its limit in the others.
-create or replace function pgqueue._block_on_limits(
-    p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[]
-)
-returns void
-language plpgsql
-as $$
-begin
-    update pgqueue.jobs j
-    set
-        state = 'blocked',
-        blocked_on = p_names[w.i],
-        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
-        -- put it behind jobs that are younger.
-        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
-        resumed = false
-    from unnest(p_rows, p_on) w (row_ctid, i)
-    where j.ctid = w.row_ctid;
-    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
-    insert into pgqueue.limit_waits (name, next_at, timed)
-    select p_names[u.i], p_next_at[u.i], p_timed[u.i] from (select distinct o.i from unnest(p_on) o (i)) u;
-end
-$$;
 
 -- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
 create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
@@ -109,9 +85,8 @@ declare
     v_lease_head timestamptz := pgqueue._lease_head();
     v_names text[];
     v_name text;
-    v_of text;
-    v_kind text;
-    v_limit record;
+    v_of text[];
+    v_limit pgqueue.rule;
     v_capacity integer;
     v_units double precision;
     v_next_at timestamptz;
@@ -148,23 +123,18 @@ begin
         return 0;
     end if;
     foreach v_name in array v_names loop
-        -- A name is kind:target. For a limit_key the target is the job's value, while the limit may be on a prefix*: so
-        -- the limit is looked up as for a job with that value. That of a pause follows pause:.
-        v_of := substr(v_name, 1 + 6 * starts_with(v_name, 'pause:')::integer);
-        v_kind := split_part(v_of, ':', 1);
-        v_of := substr(v_of, length(v_kind) + 2);
+        -- A name is kind:target; that of a pause follows pause:. For a limit_key the target is the job's value, while the limit
+        -- may be on a prefix*: so the limit is looked up as for a job with that value.
+        v_of := regexp_match(v_name, '^(?:pause:)?([a-z_]+):(.*)$');
         select l.* into v_limit
         from pgqueue._rules_of(
-            null, case when v_kind = 'task' then v_of end, case when v_kind = 'key' then v_of end,
-            case when v_kind = 'limit_key' then v_of end, v_now
+            null, case v_of[1] when 'task' then v_of[2] end, case v_of[1] when 'key' then v_of[2] end,
+            case v_of[1] when 'limit_key' then v_of[2] end, v_now
         ) l
         where l.name = v_name;
         -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
         select r.capacity, r.next_at, r.timed, r.units into v_capacity, v_next_at, v_timed, v_units
-        from pgqueue._capacity_of(
-            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_limit.max_cost,
-            v_limit.burst, v_now, v_lease_head
-        ) r;
+        from pgqueue._capacity_of(v_limit, v_now, v_lease_head) r;
         v_count := 0;
         if v_capacity > 0 then
             v_count := pgqueue._unblock(
@@ -187,7 +157,10 @@ begin
         elsif not v_timed then
             -- A safety net: normally jobs that end release the blocked ones, but only those that they see. resume() leaves a
             -- row of its own.
-            v_next_at := least(case when v_limit.until > v_now then v_limit.until end, v_now + case when v_limit.kind = 'pause' then interval '1 min' else '1 s' end);
+            v_next_at := least(
+                case when v_limit.until > v_now then v_limit.until end,
+                v_now + case when v_limit.kind = 'pause' then interval '1 min' else interval '1 s' end
+            );
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
         select v_name, v_next_at, v_timed
