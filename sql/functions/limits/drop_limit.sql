@@ -7,6 +7,8 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_left pgqueue.limits;
 begin
     perform pgqueue._check_limit(drop_limit.kind, drop_limit.target);
     if drop_limit.part not in ('max_executing', 'rate', 'max_cost', 'burst') then
@@ -15,29 +17,26 @@ begin
             'Give part as max_executing, rate, max_cost or burst, or leave it out to remove all.'
         );
     end if;
-    delete from pgqueue.limits l
-    where l.kind = drop_limit.kind and l.target = drop_limit.target and l.breaks is null
-        and (
-            drop_limit.part is null
-            -- The only one.
-            or (
-                drop_limit.part <> 'burst' and num_nonnulls(l.max_executing, l.rate, l.max_cost) = 1
-                and to_jsonb(l) ->> drop_limit.part is not null
-            )
-        );
+    select x.* into v_left
+    from pgqueue.limits l
+    cross join lateral jsonb_populate_record(l, case
+        when drop_limit.part is null then '{"max_executing": null, "rate": null, "per": null, "max_cost": null, "burst": null}'
+        when drop_limit.part = 'rate' then '{"rate": null, "per": null, "burst": null}'
+        else jsonb_build_object(drop_limit.part, null)
+    end) x
+    where l.kind = drop_limit.kind and l.target = drop_limit.target and x is distinct from l
+    for update of l;
     if not found then
+        return false;
+    end if;
+    if num_nonnulls(v_left.max_executing, v_left.rate, v_left.max_cost, v_left.breaks) = 0 then
+        delete from pgqueue.limits l where l.kind = drop_limit.kind and l.target = drop_limit.target;
+    else
         update pgqueue.limits l
         set
-            max_executing = case when drop_limit.part <> 'max_executing' then l.max_executing end,
-            rate = case when drop_limit.part <> 'rate' then l.rate end,
-            per = case when drop_limit.part <> 'rate' then l.per end,
-            max_cost = case when drop_limit.part <> 'max_cost' then l.max_cost end,
-            burst = case when drop_limit.part not in ('rate', 'burst') then l.burst end
-        where l.kind = drop_limit.kind and l.target = drop_limit.target and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
-            and (drop_limit.part is null or to_jsonb(l) ->> drop_limit.part is not null);
-        if not found then
-            return false;
-        end if;
+            (max_executing, rate, per, max_cost, burst)
+            = (v_left.max_executing, v_left.rate, v_left.per, v_left.max_cost, v_left.burst)
+        where l.kind = drop_limit.kind and l.target = drop_limit.target;
     end if;
     perform pgqueue._recheck_limit(drop_limit.kind, drop_limit.target);
     return pgqueue._audit(

@@ -50,11 +50,7 @@ begin
     if not v_stood then
         return false;
     end if;
-    if p_kind = 'queue' then
-        perform pgqueue._wake(p_target, v_now, 2, null);
-    else
-        insert into pgqueue.limit_waits (name, next_at) values (concat_ws(':', 'pause', p_kind, p_target), v_now);
-    end if;
+    perform pgqueue._recheck_limit(case when p_kind = 'queue' then p_kind else 'pause:' || p_kind end, p_target);
     return true;
 end
 $$;

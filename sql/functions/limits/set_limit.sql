@@ -16,61 +16,46 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_is_rated constant boolean := exists (
-        select from pgqueue.limits l where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
-    );
+    v_old pgqueue.limits;
+    v_wrong text[];
 begin
     perform pgqueue._check_limit(set_limit.kind, set_limit.target);
-    if num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per, set_limit.max_cost, set_limit.burst) = 0 then
-        perform pgqueue._refuse(
+    select l.* into v_old from pgqueue.limits l where l.kind = set_limit.kind and l.target = set_limit.target for update;
+    v_wrong := case
+        when num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per, set_limit.max_cost, set_limit.burst) = 0 then array[
             'neither max_executing nor rate is given', 'It would limit nothing.',
-            'Give max_executing, max_cost, or rate with per; drop_limit() takes a limit away.'
-        );
-    end if;
-    if set_limit.max_executing not between 0 and 1000000 then
-        perform pgqueue._refuse(
+            'Give max_executing, max_cost, or rate with per; drop_limit() takes a limit away.']
+        when set_limit.max_executing not between 0 and 1000000 then array[
             'max_executing must be between 0 and 1000000', format('It is %s.', set_limit.max_executing),
-            'Give max_executing within this range; 0 lets no job start.'
-        );
-    end if;
-    if (set_limit.rate is null) <> (set_limit.per is null) and not v_is_rated then
-        perform pgqueue._refuse(
+            'Give max_executing within this range; 0 lets no job start.']
+        when (set_limit.rate is null) <> (set_limit.per is null) and v_old.rate is null then array[
             'rate and per go together', format('per is %s.', coalesce(set_limit.per::text, 'null')),
-            'Give rate with per: rate => 100, per => ''1 min''.'
-        );
-    end if;
-    if set_limit.burst is not null and set_limit.rate is null and not v_is_rated then
-        perform pgqueue._refuse(
+            'Give rate with per: rate => 100, per => ''1 min''.']
+        when set_limit.burst is not null and coalesce(set_limit.rate, v_old.rate) is null then array[
             'burst was given without rate', 'It is the size of a bucket, which is filled at the rate.',
-            'Give rate and per with burst: rate => 90000, per => ''1 min'', burst => 10000.'
-        );
+            'Give rate and per with burst: rate => 90000, per => ''1 min'', burst => 10000.']
+        when not isfinite(set_limit.per) or set_limit.per not between '1 ms' and '31 days' then array[
+            'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per),
+            'Give per as an interval, such as ''1 min''.']
+    end;
+    if v_wrong is not null then
+        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
     end if;
     perform pgqueue._check_range(w.what, w.units, 1, 1000000000, format('Give %s within this range.', w.what))
     from (values ('rate', set_limit.rate), ('max_cost', set_limit.max_cost), ('burst', set_limit.burst)) w (what, units)
     where w.units is not null;
-    if not isfinite(set_limit.per) or set_limit.per not between '1 ms' and '31 days' then
-        perform pgqueue._refuse(
-            'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per),
-            'Give per as an interval, such as ''1 min''.'
-        );
-    end if;
 
-    -- The row to insert takes what is left out from the stored row: its check constraints apply even if it conflicts.
+    -- What is left out comes from the stored row: the check constraints of the row to insert apply even if it conflicts.
     insert into pgqueue.limits as l (kind, target, max_executing, rate, per, max_cost, burst, set_at)
-    select
-        set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),
-        coalesce(set_limit.rate, x.rate), coalesce(set_limit.per, x.per), coalesce(set_limit.max_cost, x.max_cost),
-        coalesce(set_limit.burst, x.burst), pgqueue._clock()
-    from (values (1)) one (row)
-    left join pgqueue.limits x on x.kind = set_limit.kind and x.target = set_limit.target
+    values (
+        set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, v_old.max_executing), coalesce(set_limit.rate, v_old.rate),
+        coalesce(set_limit.per, v_old.per), coalesce(set_limit.max_cost, v_old.max_cost), coalesce(set_limit.burst, v_old.burst),
+        pgqueue._clock()
+    )
     on conflict (kind, target) do update
     set
-        max_executing = excluded.max_executing,
-        rate = excluded.rate,
-        per = excluded.per,
-        max_cost = excluded.max_cost,
-        burst = excluded.burst,
-        set_at = excluded.set_at
+        (max_executing, rate, per, max_cost, burst, set_at)
+        = (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst, excluded.set_at)
     where (l.max_executing, l.rate, l.per, l.max_cost, l.burst) is distinct from
         (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst);
     if not found then
