@@ -17,7 +17,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
-from tests.calls import enqueue, job, reserve, value
+from tests.calls import call, enqueue, job, reserve, value
 from tests.databases import Database
 from tests.workers import done, working
 
@@ -93,6 +93,23 @@ async def test_throttled_puts_the_job_off_uncounted_and_keeps_the_others_from_st
     assert job(conn, second).attempts == 0
     assert value(conn, "select kind || ':' || target || ' ' || reason from pgqueue.pauses") == f"{paused} 429"
     assert reserve(conn, 2) == []
+
+
+async def test_a_breaker_that_opens_or_closes_is_a_line_in_the_log_of_the_worker(
+    database: Database, conn: psycopg.Connection, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "pgqueue.worker")
+    call(conn, "set_breaker", "task", "t", failures=1, of=1, pause="30 s")
+    enqueue(conn)
+    await work(raising(ValueError("no"), retry_policy="fixed", retry_delay="30 s"), database)
+    clock.advance("31 s")
+    app = App()
+    app.task(name="t")(lambda: None)
+    await work(app, database)
+    assert [message for message in caplog.messages if "breaker" in message] == [
+        "the breaker of task t is open for 00:00:30: 1 of 1 attempts failed",
+        "the breaker of task t is closed: the probe succeeded",
+    ]
 
 
 async def test_retry_comes_back_when_it_says_and_counts(

@@ -1,8 +1,7 @@
--- set_breaker: stop what fails. Where too many of the last attempts of a task or a limit_key failed, nothing of it starts for a
--- while; then one attempt probes, and its end decides.
+-- set_breaker: stop what fails, for a while; then one attempt probes, and its end decides.
 --
--- Writes one row of breakers, which counts from the next end on. Open is a row of pauses of the source breaker, without an end, whose
--- half_open_at says from when on it lets one job through: see _pauses_of and _may_probe. What ends is counted in _note_ends.
+-- Writes one row of breakers, which counts from the next end on. Open is a row of pauses of the source breaker, without an end,
+-- whose half_open_at says from when on it lets one job through: see _pauses_of and _may_probe. _note_ends counts what ends.
 
 create or replace function pgqueue.set_breaker(
     kind text, target text, failures double precision default 0.5, of integer default 20, pause interval default '30 s'
@@ -14,20 +13,21 @@ as $$
 #variable_conflict use_column
 declare
     v_changed boolean;
+    v_wrong text[] := case
+        when (set_breaker.failures between 0.01 and 1) is not true then array[
+            'failures must be between 0.01 and 1', format('It is %s.', coalesce(set_breaker.failures::text, 'null')),
+            'Give failures as the share of attempts that open the breaker: 0.5 for a half.']
+        when (set_breaker.of between 1 and 10000) is not true then array[
+            'of must be between 1 and 10000', format('It is %s.', coalesce(set_breaker.of::text, 'null')),
+            'Give of as the number of attempts to look at.']
+        when (isfinite(set_breaker.pause) and set_breaker.pause between '1 s' and '1 hour') is not true then array[
+            'pause must be between a second and an hour', format('It is %s.', coalesce(set_breaker.pause::text, 'null')),
+            'Give pause as an interval, such as ''30 s''.']
+    end;
 begin
     perform pgqueue._check_limit(set_breaker.kind, set_breaker.target, '{task,limit_key}');
-    if set_breaker.failures is null or set_breaker.failures not between 0.01 and 1 then
-        perform pgqueue._refuse(
-            'failures must be between 0.01 and 1', format('It is %s.', coalesce(set_breaker.failures::text, 'null')),
-            'Give failures as the share of attempts that open the breaker: 0.5 for a half.'
-        );
-    end if;
-    perform pgqueue._check_range('of', set_breaker.of, 1, 10000, 'Give of as the number of attempts to look at.');
-    if set_breaker.pause is null or not isfinite(set_breaker.pause) or set_breaker.pause not between '1 s' and '1 hour' then
-        perform pgqueue._refuse(
-            'pause must be between a second and an hour', format('It is %s.', coalesce(set_breaker.pause::text, 'null')),
-            'Give pause as an interval, such as ''30 s''.'
-        );
+    if v_wrong is not null then
+        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
     end if;
     insert into pgqueue.breakers as b (kind, target, failures, of, pause)
     values (set_breaker.kind, set_breaker.target, set_breaker.failures, set_breaker.of, set_breaker.pause)
@@ -55,42 +55,39 @@ comment on function pgqueue.set_breaker(text, text, double precision, integer, i
     'Then one job at a time starts: if its attempt succeeds, the breaker closes; if it fails, it opens for twice as long, up to an hour. Discard, Cancel, Snooze, Throttled and lost leases do not count. False: unchanged. '
     'select pgqueue.set_breaker(''task'', ''charge'', failures => 0.5, of => 20, pause => ''30 s'');';
 
--- The breakers of a task and of a limit_key, of this that of the longest prefix*. Inlined: no SET, and stable.
-create or replace function pgqueue._breakers_of(p_task text, p_limit_key text)
-returns table (kind text, target text, failures double precision, of integer, pause interval)
-language sql stable parallel safe rows 1
-as $$
-    select b.kind, b.target, b.failures, b.of, b.pause
-    from pgqueue.breakers b
-    where b.kind = 'task' and b.target = p_task
-    union all
-    (
-        select b.kind, p_limit_key, b.failures, b.of, b.pause
-        from pgqueue.breakers b
-        where b.kind = 'limit_key'
-            and (b.target = p_limit_key or (right(b.target, 1) = '*' and starts_with(p_limit_key, left(b.target, -1))))
-        order by b.target = p_limit_key desc, length(b.target) desc
-        limit 1
-    )
-$$;
-
--- Counts attempts that ended, for each breaker that they are under: one row of breaker_ends, in the transaction of the ends. Then, under the
--- breaker's advisory lock, decides in later statements, whose snapshots show what others have counted. The lock is only tried: while another
--- session has it, the next end decides.
+-- Counts attempts that ended, for each breaker that they are under: one row of breaker_ends, in the transaction of the ends. Then,
+-- under the breaker's advisory lock, decides in later statements, whose snapshots show what others have counted. The lock is only
+-- tried: while another session has it, the next end decides. What opens and closes is in the audit, with the actor breaker, and a
+-- warning tells it to the log of the server and to the worker.
 create or replace function pgqueue._note_ends(p_ended pgqueue.ended_job[], p_failed boolean)
 returns void
 language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_actor text := coalesce(current_setting('pgqueue.actor', true), '');
     v_breaker record;
     v_open record;
     v_ends record;
+    v_why text;
+    v_pause interval;
 begin
     for v_breaker in
         select b.kind, b.target, b.failures, b.of, b.pause, count(*) as ended, array_agg(e.reserved_at) as reserved_at
         from unnest(p_ended) e
-        cross join lateral pgqueue._breakers_of(e.task, e.limit_key) b
+        cross join lateral (
+            select x.kind, x.target, x.failures, x.of, x.pause from pgqueue.breakers x where x.kind = 'task' and x.target = e.task
+            union all
+            (
+                -- That of the value itself, else of the longest prefix*.
+                select x.kind, e.limit_key, x.failures, x.of, x.pause
+                from pgqueue.breakers x
+                where x.kind = 'limit_key'
+                    and (x.target = e.limit_key or (right(x.target, 1) = '*' and starts_with(e.limit_key, left(x.target, -1))))
+                order by x.target = e.limit_key desc, length(x.target) desc
+                limit 1
+            )
+        ) b
         where e.reserved_at is not null
         group by b.kind, b.target, b.failures, b.of, b.pause
         order by b.kind, b.target
@@ -129,58 +126,40 @@ begin
         limit 1;
         -- Another attempt may have decided meanwhile.
         continue when v_open.half_open_at > all (v_breaker.reserved_at);
-        if v_open.n is null and v_ends.ended >= v_breaker.of and v_ends.failed >= v_breaker.failures * v_ends.ended then
-            perform pgqueue._open_breaker(
-                v_breaker.kind, v_breaker.target, v_breaker.pause, v_now, format('%s of %s attempts failed', v_ends.failed, v_ends.ended)
-            );
-        elsif v_open.n is not null and p_failed then
-            perform pgqueue._open_breaker(
-                v_breaker.kind, v_breaker.target, least(2 * v_open.pause, interval '1 hour'), v_now, 'the probe failed'
-            );
-        elsif v_open.n is not null then
+        v_why := case
+            when v_open.n is not null then case when p_failed then 'the probe failed' else 'the probe succeeded' end
+            when v_ends.ended >= v_breaker.of and v_ends.failed >= v_breaker.failures * v_ends.ended
+                then format('%s of %s attempts failed', v_ends.failed, v_ends.ended)
+        end;
+        continue when v_why is null;
+        -- Null: it closes.
+        v_pause := case
+            when v_open.n is null then v_breaker.pause
+            when p_failed then least(2 * v_open.pause, interval '1 hour')
+        end;
+        if v_pause is null then
             perform pgqueue._resume(v_breaker.kind, v_breaker.target, 'breaker');
-            perform pgqueue._audit_breaker('close_breaker', v_breaker.kind, v_breaker.target, null, 'the probe succeeded');
+        else
+            delete from pgqueue.pauses p where p.kind = v_breaker.kind and p.target = v_breaker.target and p.source = 'breaker';
+            insert into pgqueue.pauses (kind, target, source, until, half_open_at, at, reason, by)
+            values (v_breaker.kind, v_breaker.target, 'breaker', 'infinity', v_now + v_pause, v_now, v_why, 'breaker');
+            insert into pgqueue.breaker_ends (kind, target, at, ended, failed, since)
+            values (v_breaker.kind, v_breaker.target, v_now, 0, 0, v_now + v_pause);
+            insert into pgqueue.limit_waits (name, next_at, timed)
+            values (concat_ws(':', 'pause', v_breaker.kind, v_breaker.target), v_now + v_pause, true);
+            if pgqueue._may_notify() then
+                perform pg_notify('pgqueue', '');
+            end if;
         end if;
+        raise warning 'pgqueue: the breaker of % % %: %',
+            v_breaker.kind, v_breaker.target, coalesce('is open for ' || v_pause, 'is closed'), v_why;
+        perform set_config('pgqueue.actor', 'breaker', true);
+        perform pgqueue._audit(
+            case when v_pause is null then 'close_breaker' else 'open_breaker' end,
+            jsonb_build_object('kind', v_breaker.kind, 'target', v_breaker.target, 'pause', v_pause, 'reason', v_why)
+        );
+        perform set_config('pgqueue.actor', v_actor, true);
     end loop;
-end
-$$;
-
--- Under the lock of the breaker. The pause is a new row; the row of the ends says from when on attempts count again.
-create or replace function pgqueue._open_breaker(
-    p_kind text, p_target text, p_pause interval, p_now timestamptz, p_why text
-)
-returns void
-language plpgsql
-as $$
-begin
-    delete from pgqueue.pauses p where p.kind = p_kind and p.target = p_target and p.source = 'breaker';
-    insert into pgqueue.pauses (kind, target, source, until, half_open_at, at, reason, by)
-    values (p_kind, p_target, 'breaker', 'infinity', p_now + p_pause, p_now, p_why, 'breaker');
-    insert into pgqueue.breaker_ends (kind, target, at, ended, failed, since)
-    values (p_kind, p_target, p_now, 0, 0, p_now + p_pause);
-    insert into pgqueue.limit_waits (name, next_at, timed)
-    values (concat_ws(':', 'pause', p_kind, p_target), p_now + p_pause, true);
-    perform pgqueue._audit_breaker('open_breaker', p_kind, p_target, p_pause, p_why);
-    if pgqueue._may_notify() then
-        perform pg_notify('pgqueue', '');
-    end if;
-end
-$$;
-
--- The actor is the breaker. A line in the log of the server, too.
-create or replace function pgqueue._audit_breaker(p_action text, p_kind text, p_target text, p_pause interval, p_why text)
-returns void
-language plpgsql
-as $$
-declare
-    v_actor text := current_setting('pgqueue.actor', true);
-begin
-    raise log 'pgqueue: breaker of % %: %: %', p_kind, p_target, p_action || coalesce(' for ' || p_pause, ''), p_why;
-    perform set_config('pgqueue.actor', 'breaker', true);
-    perform pgqueue._audit(
-        p_action, jsonb_build_object('kind', p_kind, 'target', p_target, 'pause', p_pause, 'reason', p_why)
-    );
-    perform set_config('pgqueue.actor', coalesce(v_actor, ''), true);
 end
 $$;
 
