@@ -156,6 +156,18 @@ def test_a_probe_that_neither_succeeds_nor_fails_leaves_it_to_the_next_one(
     assert opened(conn) == []
 
 
+def test_a_closed_breaker_makes_no_rule_of_a_claim(conn: psycopg.Connection) -> None:
+    find = "select candidates from pgqueue._find('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    call(conn, "set_breaker", "task", "t", of=1)
+    enqueue_many(conn, 3)
+    assert value(conn, find) is None
+    fail(conn, reserve(conn, 1))
+    assert value(conn, find) is not None
+    call(conn, "resume", "task", "t", "breaker")
+    call(conn, "set_limit", "task", "t", max_executing=1)
+    assert value(conn, find) is not None
+
+
 @pytest.mark.parametrize("how", PASSES)
 def test_what_is_given_back_discarded_or_cancelled_opens_nothing(
     conn: psycopg.Connection, clock: Clock, how: str

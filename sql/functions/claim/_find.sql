@@ -150,7 +150,10 @@ returns table (is_limited boolean)
 language sql stable parallel safe rows 1
 as $$
     select p_is_limited
-        or p_task = any (array(select x.target from pgqueue.limits x where x.kind = 'task'))
+        or p_task = any (array(
+            -- Others only say that there is a breaker.
+            select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+        ))
         or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
 $$;
 

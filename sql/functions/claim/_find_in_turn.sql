@@ -101,7 +101,9 @@ begin
             ) as start_key,
             t.credit,
             exists (select from pgqueue.shares) as has_shares,
-            exists (select from pgqueue.limits x where x.kind = 'limit_key')
+            exists (
+                select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+            )
             or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now) as has_rules,
             -- See _note_busy_tenants.
             case when p_busy_too then '{}' else array(
