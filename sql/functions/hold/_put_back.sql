@@ -18,7 +18,7 @@ declare
     v_ready_at timestamptz;
     v_cancelled_ids bigint[];
     v_cancelled_reservations bigint[];
-    v_has_members boolean;
+    v_members bigint[];
     v_poison record;
     v_poisoned bigint[] := '{}'::bigint[];
     v_keyed boolean;
@@ -33,17 +33,13 @@ begin
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._after(pgqueue._clock(), p_delay));
 
-    select bool_or(j.followers is not null), bool_or(j.key is not null) into v_has_members, v_keyed
+    select array_agg(m.id) filter (where m.id is not null), bool_or(j.key is not null) into v_members, v_keyed
     from pgqueue.jobs j
+    left join lateral unnest(j.followers) m (id) on true
     where j.id = any (p_job_ids);
-    if v_has_members then
+    if v_members is not null then
         -- The members of a batch are put back together.
-        v_back := p_job_ids || array(
-            select f.id
-            from pgqueue._lock_members(
-                array(select unnest(j.followers) from pgqueue.jobs j where j.id = any (p_job_ids))
-            ) f
-        );
+        v_back := p_job_ids || array(select f.id from pgqueue._lock_members(v_members) f);
     end if;
 
     select array_agg(j.id), array_agg(j.reservation) into v_cancelled_ids, v_cancelled_reservations

@@ -7,7 +7,6 @@
 -- every rescue see it. So a locked row whose lease has lapsed gets none: rescue may be taking it back.
 -- A later statement makes the report: it sees these changes, and locked rows as last committed. It reports no lease
 -- longer than the one asked for: after the clock stepped back maintain cuts longer ones, and may hold the row now.
--- Commit at once: until then the locked rows cannot be completed, and no promise counts.
 -- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
 -- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
 

@@ -1,5 +1,4 @@
--- progress: how far a handler has come, shown in all_jobs. No index contains it, so the row is rewritten within its page.
--- Meant for about one call a second and job, not for every step of a loop.
+-- progress: how far a handler has come, about once a second. No index contains it, so the row is rewritten within its page.
 --
 -- Locks the row FOR UPDATE SKIP LOCKED: if another session has locked it (a handler's own transaction) nothing is stored.
 

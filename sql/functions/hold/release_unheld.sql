@@ -1,13 +1,12 @@
--- release_unheld: gives back, uncounted, the jobs that are reserved for the worker and not in its list. There are two
--- causes. The reply of a reserve was lost, and the worker does not know its jobs: that does not count as a loss. Or, with
--- `died`, a former process of that name is dead: its reservations are lost. In both cases a job that was reported as
--- started counts as a crash (see _put_back).
+-- release_unheld: gives back the jobs that are reserved for the worker and not in its list. Either the reply of a reserve was
+-- lost, and the worker does not know its jobs. Or, with `died`, a former process of that name is dead: its reservations are
+-- lost. In both cases a job that was reported as started counts as a crash (see _put_back).
 --
 -- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker
 -- that claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
 --
--- Locks rows FOR UPDATE SKIP LOCKED, in id order. Reads the index of leases, which has executing jobs only.
--- Two processes must never share a worker name: each would give back what the other runs.
+-- Locks rows FOR UPDATE SKIP LOCKED, in id order. Two processes must never share a worker name: each would give back what the
+-- other runs.
 
 create or replace function pgqueue.release_unheld(
     worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}', died boolean default false

@@ -1,6 +1,5 @@
--- throttle: starts nothing of a task, a limit_key or a queue for a time, because a service answered "429, in 30 s".
---
--- It is a pause whose source is throttle: see pause. A worker calls throttled(), which gives the job back as well.
+-- throttle: a pause whose source is throttle (see pause), because a service answered "429, in 30 s". A worker calls throttled(),
+-- which gives the job back as well.
 
 create or replace function pgqueue.throttle(kind text, target text, delay interval, reason text default null)
 returns boolean

@@ -16,6 +16,7 @@ declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_now timestamptz := pgqueue._clock();
     v_job record;
+    v_kind text;
     v_delay interval;
 begin
     perform pgqueue._check_pairs(array[throttled.job_id], array[throttled.reservation]);
@@ -35,15 +36,11 @@ begin
         );
     end if;
     v_delay := least(throttled.delay, (select s.throttle_most from pgqueue.settings s where s.one));
-    if throttled.kind = 'task' or v_job.limit_key is null then
-        perform pgqueue._pause(
-            'task', v_job.task, 'throttle', pgqueue._after(v_now, v_delay), throttled.reason, v_job.reserved_by
-        );
-    else
-        perform pgqueue._pause(
-            'limit_key', v_job.limit_key, 'throttle', pgqueue._after(v_now, v_delay), throttled.reason, v_job.reserved_by
-        );
-    end if;
+    v_kind := coalesce(throttled.kind, case when v_job.limit_key is null then 'task' else 'limit_key' end);
+    perform pgqueue._pause(
+        v_kind, case v_kind when 'task' then v_job.task else v_job.limit_key end, 'throttle', pgqueue._after(v_now, v_delay),
+        throttled.reason, v_job.reserved_by
+    );
     if v_job.throttled_since < pgqueue._after(v_now, '-24 hours') then
         return pgqueue.fail(
             throttled.job_id, throttled.reservation,

@@ -1,6 +1,5 @@
--- write_log: a worker stores log lines of its jobs, about once a second. Inserts only, and locks nothing.
---
--- Not fenced: the lines that a handler wrote before it lost its lease are worth reading, too.
+-- write_log: a worker stores log lines of its jobs. Inserts only, and locks nothing. Not fenced: the lines that a handler wrote
+-- before it lost its lease are worth reading, too.
 
 create or replace function pgqueue.write_log(lines jsonb)
 returns integer

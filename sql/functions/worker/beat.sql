@@ -8,10 +8,53 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_flaw text;
 begin
     perform pgqueue._check_name('worker', beat.worker, 256);
-    if beat.report is not null then
-        perform pgqueue._check_report(beat.report);
+    -- Every field: a number that cannot be summed would make every further sample fail.
+    v_flaw := case
+        when beat.report is null then null
+        when jsonb_typeof(beat.report -> 'jobs') is distinct from 'array' then 'It has no array jobs.'
+        when jsonb_array_length(beat.report -> 'jobs') > 1000
+            then format('It has %s jobs; 1000 is the most.', jsonb_array_length(beat.report -> 'jobs'))
+        else (
+            select min(case
+                when jsonb_typeof(e.entry) is distinct from 'object' then 'An entry of jobs is not an object.'
+                when jsonb_typeof(e.entry -> 'queue') is distinct from 'string'
+                    or jsonb_typeof(e.entry -> 'task') is distinct from 'string'
+                    or octet_length(e.entry ->> 'queue') not between 1 and 128
+                    or octet_length(e.entry ->> 'task') not between 1 and 128
+                    then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
+                when f.key in ('queue', 'task') then null
+                when f.key in ('started', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost')
+                    then case when not pgqueue._is_count(f.value) then 'A count of an entry is not a number from 0 to 1e12.' end
+                when f.key not in ('run', 'wait') then 'An entry of jobs has an unknown field.'
+                when (
+                    pgqueue._is_count(f.value -> 'sum') and pgqueue._is_count(f.value -> 'max')
+                    and (
+                        select count(*) = 12 and bool_and(pgqueue._is_count(b.count))
+                        from jsonb_path_query(f.value, 'strict $.buckets[*]', silent => true) b (count)
+                    )
+                ) is not true then 'run or wait of an entry is not {"sum": seconds, "max": seconds, "buckets": 12 counts}.'
+            end)
+            from jsonb_array_elements(beat.report -> 'jobs') e (entry)
+            left join lateral jsonb_each(case when jsonb_typeof(e.entry) = 'object' then e.entry end) f on true
+        )
+    end;
+    if v_flaw is null and (beat.report ? 'troubles') is true and (
+        select count(*) <= 20 and bool_and((
+            t.entry ->> 'ago' ~ '^[0-9]{1,9}([.][0-9]+)?$' and t.entry ->> 'job_id' ~ '^[0-9]{1,18}$'
+            and t.entry ->> 'attempt' ~ '^[0-9]{1,9}$' and length(t.entry::text) <= 8000
+        ) is true)
+        from jsonb_array_elements(case when jsonb_typeof(beat.report -> 'troubles') = 'array' then beat.report -> 'troubles' else '[1]' end) t (entry)
+    ) is false then
+        v_flaw := 'troubles is not an array of at most 20 objects of 8000 characters with the numbers ago, job_id and attempt.';
+    end if;
+    if v_flaw is not null then
+        perform pgqueue._refuse(
+            'report is not what beat() takes', v_flaw,
+            'Give report as the comment on beat() shows it, or leave it out.'
+        );
     end if;
     insert into pgqueue.heartbeats (worker, at, memory, troubles)
     select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]')
@@ -33,75 +76,6 @@ comment on function pgqueue.beat(text, jsonb, bigint) is
     '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
     'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes. '
     'report may also have troubles, for the view pgqueue.troubles: the last 20 attempts that failed, "troubles": [{"ago": 3.2, "job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2, "state": "failed", "class": "TimeoutError", "line": "no answer"}]; ago in seconds, state as the job now is, or lost. [worker]';
-
--- Checks every field: a number that cannot be summed would make every further sample fail.
-create or replace function pgqueue._check_report(p_report jsonb)
-returns void
-language plpgsql stable parallel safe
-as $$
-declare
-    v_flaw text;
-begin
-    if jsonb_typeof(p_report -> 'jobs') is distinct from 'array' then
-        v_flaw := 'It has no array jobs.';
-    elsif jsonb_array_length(p_report -> 'jobs') > 1000 then
-        v_flaw := format('It has %s jobs; 1000 is the most.', jsonb_array_length(p_report -> 'jobs'));
-    else
-        select x.flaw into v_flaw
-        from jsonb_array_elements(p_report -> 'jobs') e (entry)
-        cross join lateral (
-            select case
-                when jsonb_typeof(e.entry) is distinct from 'object' then 'An entry of jobs is not an object.'
-                when jsonb_typeof(e.entry -> 'queue') is distinct from 'string' or jsonb_typeof(e.entry -> 'task') is distinct from 'string'
-                    or octet_length(e.entry ->> 'queue') not between 1 and 128 or octet_length(e.entry ->> 'task') not between 1 and 128
-                    then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
-                when exists (
-                    select
-                    from jsonb_each(e.entry) f
-                    where f.key not in ('queue', 'task', 'started', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
-                ) then 'An entry of jobs has an unknown field.'
-                when exists (
-                    select
-                    from jsonb_each(e.entry) f
-                    where f.key not in ('queue', 'task', 'run', 'wait') and not pgqueue._is_count(f.value)
-                ) then 'A count of an entry is not a number from 0 to 1e12.'
-                when exists (
-                    select
-                    from jsonb_each(e.entry) f
-                    where f.key in ('run', 'wait')
-                        and (
-                            pgqueue._is_count(f.value -> 'sum') and pgqueue._is_count(f.value -> 'max')
-                            and jsonb_typeof(f.value -> 'buckets') is not distinct from 'array'
-                            and jsonb_array_length(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) = 12
-                            and not exists (
-                                select
-                                from jsonb_array_elements(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) b (count)
-                                where not pgqueue._is_count(b.count)
-                            )
-                        ) is not true
-                ) then 'run or wait of an entry is not {"sum": seconds, "max": seconds, "buckets": 12 counts}.'
-            end as flaw
-        ) x
-        where x.flaw is not null
-        limit 1;
-    end if;
-    if v_flaw is null and p_report ? 'troubles' and (
-        select count(*) <= 20 and bool_and((
-            t.entry ->> 'ago' ~ '^[0-9]{1,9}([.][0-9]+)?$' and t.entry ->> 'job_id' ~ '^[0-9]{1,18}$'
-            and t.entry ->> 'attempt' ~ '^[0-9]{1,9}$' and length(t.entry::text) <= 8000
-        ) is true)
-        from jsonb_array_elements(case when jsonb_typeof(p_report -> 'troubles') = 'array' then p_report -> 'troubles' else '[1]' end) t (entry)
-    ) is false then
-        v_flaw := 'troubles is not an array of at most 20 objects of 8000 characters with the numbers ago, job_id and attempt.';
-    end if;
-    if v_flaw is not null then
-        perform pgqueue._refuse(
-            'report is not what beat() takes', v_flaw,
-            'Give report as the comment on beat() shows it, or leave it out.'
-        );
-    end if;
-end
-$$;
 
 -- Whether a value is a count that can be summed.
 create or replace function pgqueue._is_count(p_value jsonb)

@@ -1,9 +1,9 @@
 -- claim_name: a worker process takes its name, before hello(). Only one process may have a name at a time: two would give
 -- back each other's jobs (release_unheld), and count each other's crashes.
 --
--- A row of workers represents the name; `info` names the process by its `instance`. If two start at once, the insert of the
--- second waits for the first to commit, and then finds its row. A caller that believes the process of a name to be dead
--- takes the name over by naming that instance, so only one of two such callers gets it. The caller decides by silent_for.
+-- A row of workers represents the name. If two start at once, the insert of the second waits for the first to commit, and then
+-- finds its row. A caller that believes the process of a name to be dead, by silent_for, takes the name over by naming its
+-- instance, so only one of two such callers gets it.
 
 create or replace function pgqueue.claim_name(worker text, info jsonb, instead_of text default null)
 returns table (held_by jsonb, silent_for interval)

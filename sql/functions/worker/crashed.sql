@@ -1,6 +1,5 @@
 -- crashed: a supervisor saw a worker process die. All jobs that the worker held go back at once, without waiting for
--- their leases to lapse. Each job that the dead process was running counts one crash: the listed jobs, under the
--- reservations given, and the jobs that the worker itself had reported as started.
+-- their leases to lapse.
 --
 -- Locks rows FOR UPDATE SKIP LOCKED: a transaction that the dead worker left open ends with its connection, and its job
 -- comes back when its lease lapses. A batch of which another session has locked one row stays as it is, whole.

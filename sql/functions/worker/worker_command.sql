@@ -1,4 +1,4 @@
--- worker_command: a worker asks for the command that an operator gave it, after each NOTIFY command and at each heartbeat.
+-- worker_command: a worker asks for the command that an operator gave it.
 --
 -- The command is in the worker's row, because a NOTIFY may be lost, and any role may send one, but only operators may write
 -- the row. Locks and updates the row once for each command, when the worker says that it obeys;
