@@ -647,7 +647,7 @@ def extend_beside_a_lock(stage: Stage) -> None:
 
 
 def test_a_rescue_that_ignores_what_extend_reported_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._rescue", "v_lapsed_ids := pgqueue._keep_promises(v_lapsed_ids, v_now);", "")
+    stage.bug("pgqueue._rescue", "where x.job_id = h.id and x.until > v_now", "where false")
     extend_beside_a_lock(stage)
     assert stage.rules() == ["given back", "lease", "two handlers"]
 

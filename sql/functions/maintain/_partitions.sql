@@ -109,8 +109,8 @@ begin
 end
 $$;
 
--- p_name is the name for the whole day or month. A table that has it already is attached, if it can be; else the next name
--- is tried: history_d_20300101_2, and so on.
+-- p_name is the name for the whole day or month. A table that has it already is attached, if it can be, waited for 50 ms; else the
+-- next name is tried: history_d_20300101_2, and so on. Returns what was in the way.
 create or replace function pgqueue._fill_gap(p_parent text, p_name text, p_lower timestamptz, p_upper timestamptz)
 returns text
 language plpgsql
@@ -118,14 +118,17 @@ language plpgsql
 set default_table_access_method = 'heap'
 set timezone = 'UTC'
 set datestyle = 'ISO, YMD'
+set lock_timeout = '50ms'
 as $$
 declare
     v_name text := p_name;
+    v_table regclass;
     v_problem text;
     v_problems text;
 begin
     for v_number in 2..20 loop
-        if to_regclass('pgqueue.' || v_name) is null then
+        v_table := to_regclass('pgqueue.' || v_name);
+        if v_table is null then
             execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
             -- Without it no row could be deleted under a publication for all tables. Not inherited.
             execute format('alter table pgqueue.%I replica identity full', v_name);
@@ -139,62 +142,46 @@ begin
             );
             return v_problems || ', so its rows are kept in pgqueue.' || v_name;
         end if;
-        if pg_partition_root('pgqueue.' || v_name) = 'pgqueue.history'::regclass then
+        if pg_partition_root(v_table) = 'pgqueue.history'::regclass then
             -- It covers another part of the day; or another session filled the gap after this snapshot was taken.
             if pgqueue._old_snapshot() then
                 return null;
             end if;
         else
-            v_problem := pgqueue._attach_again(p_parent, 'pgqueue.' || v_name, p_lower, p_upper);
+            v_problem := (
+                select case
+                    when c.relkind <> 'r' then format('%s is no table', v_table)
+                    when c.relispartition then format('%s is a partition of another table', v_table)
+                    -- Attaching reads the whole table.
+                    when pg_relation_size(v_table) > 100000000
+                        then format('%s is detached and too large to be attached at once', v_table)
+                end
+                from pg_class c
+                where c.oid = v_table
+            );
             if v_problem is null then
-                return v_problems;
+                begin
+                    -- One that was made before partitions had it.
+                    if (select c.relreplident from pg_class c where c.oid = v_table) <> 'f' then
+                        execute format('alter table %s replica identity full', v_table);
+                    end if;
+                    execute format(
+                        'alter table pgqueue.%I attach partition %s for values from (%L) to (%L)', p_parent, v_table, p_lower, p_upper
+                    );
+                    return v_problems;
+                exception
+                    when lock_not_available then
+                        -- Another session is using it: no other partition may take its place.
+                        raise;
+                    when others then
+                        v_problem := format('%s cannot be attached (%s: %s)', v_table, sqlstate, sqlerrm);
+                end;
             end if;
             v_problems := concat_ws(', ', v_problems, v_problem);
         end if;
         v_name := p_name || '_' || v_number;
     end loop;
     return v_problems;
-end
-$$;
-
--- Attaches an existing table to history; returns why it cannot be attached, null: it is attached.
-create or replace function pgqueue._attach_again(
-    p_parent text, p_table regclass, p_lower timestamptz, p_upper timestamptz
-)
-returns text
-language plpgsql
-set lock_timeout = '50ms'
-as $$
-declare
-    v_class record;
-begin
-    select c.relkind, c.relispartition into v_class from pg_class c where c.oid = p_table;
-    if v_class.relkind <> 'r' then
-        return format('%s is no table', p_table);
-    end if;
-    if v_class.relispartition then
-        return format('%s is a partition of another table', p_table);
-    end if;
-    -- Attaching reads the whole table.
-    if pg_relation_size(p_table) > 100000000 then
-        return format('%s is detached and too large to be attached at once', p_table);
-    end if;
-    begin
-        -- One that was made before partitions had it.
-        if (select c.relreplident from pg_class c where c.oid = p_table) <> 'f' then
-            execute format('alter table %s replica identity full', p_table);
-        end if;
-        execute format(
-            'alter table pgqueue.%I attach partition %s for values from (%L) to (%L)', p_parent, p_table, p_lower, p_upper
-        );
-    exception
-        when lock_not_available then
-            -- Another session is using it: no other partition may take its place.
-            raise;
-        when others then
-            return format('%s cannot be attached (%s: %s)', p_table, sqlstate, sqlerrm);
-    end;
-    return null;
 end
 $$;
 

@@ -34,6 +34,7 @@ $$;
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 returns record
 language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -66,7 +67,38 @@ begin
         limit p_limit
         for update skip locked
     ) l;
-    v_lapsed_ids := pgqueue._keep_promises(v_lapsed_ids, v_now);
+    -- In a later statement than the one that locked the rows: each committed promise is kept.
+    with promised as materialized (
+        select p.*, h.row_ctid
+        from unnest(v_lapsed_ids) w (id)
+        cross join lateral (
+            select j.id, j.reservation, j.ctid as row_ctid from pgqueue.jobs j where j.id = w.id limit 1
+        ) h
+        cross join lateral (
+            select x.job_id, x.until, x.lease
+            from pgqueue.lease_promises x
+            where x.job_id = h.id and x.until > v_now and x.reservation = h.reservation
+            order by x.until desc
+            limit 1
+        ) p
+    ),
+    -- A promise from before the clock stepped back counts as one length from now, once.
+    spent as (
+        delete from pgqueue.lease_promises x
+        using promised p
+        where x.job_id = p.job_id and x.until > pgqueue._after(v_now, x.lease)
+    ),
+    kept as (
+        update pgqueue.jobs j
+        set
+            lease = p.lease,
+            -- Not below the clock of a transaction with an xid: see _head.
+            lease_expires_at = greatest(least(p.until, pgqueue._after(v_now, p.lease)), pgqueue._ready_at(null))
+        from promised p
+        where j.ctid = p.row_ctid
+        returning j.id
+    )
+    select array_agg(w.id) into v_lapsed_ids from unnest(v_lapsed_ids) w (id) where w.id not in (select k.id from kept k);
 
     select
         array_agg(l.id) filter (where not l.spared),
@@ -108,53 +140,6 @@ begin
     perform pgqueue._put_back(v_lapsed_ids, '0', true, true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0)::bigint;
     spared := coalesce(cardinality(v_spared_ids), 0)::bigint;
-end
-$$;
-
--- The caller read p_now, and then locked the rows.
-create or replace function pgqueue._keep_promises(p_job_ids bigint[], p_now timestamptz)
-returns bigint[]
-language plpgsql
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-declare
-    v_kept bigint[];
-begin
-    with promised as materialized (
-        select p.*, h.row_ctid
-        from unnest(p_job_ids) w (id)
-        cross join lateral (
-            select j.id, j.reservation, j.ctid as row_ctid from pgqueue.jobs j where j.id = w.id limit 1
-        ) h
-        cross join lateral (
-            select x.job_id, x.until, x.lease
-            from pgqueue.lease_promises x
-            where x.job_id = h.id and x.until > p_now and x.reservation = h.reservation
-            order by x.until desc
-            limit 1
-        ) p
-    ),
-    -- A promise from before the clock stepped back counts as one length from now, once.
-    spent as (
-        delete from pgqueue.lease_promises x
-        using promised p
-        where x.job_id = p.job_id and x.until > pgqueue._after(p_now, x.lease)
-    ),
-    kept as (
-        update pgqueue.jobs j
-        set
-            lease = p.lease,
-            -- Not below the clock of a transaction with an xid: see _head.
-            lease_expires_at = greatest(least(p.until, pgqueue._after(p_now, p.lease)), pgqueue._ready_at(null))
-        from promised p
-        where j.ctid = p.row_ctid
-        returning j.id
-    )
-    select array_agg(k.id) into v_kept from kept k;
-    if v_kept is null then
-        return p_job_ids;
-    end if;
-    return array(select w.id from unnest(p_job_ids) w (id) where w.id <> all (v_kept));
 end
 $$;
 
@@ -202,9 +187,6 @@ set datestyle = 'ISO, YMD'
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
-    v_left bigint := p_limit::bigint;
-    v_lane record;
-    v_after record;
     v_seen record;
 begin
     with long as materialized (
@@ -224,72 +206,71 @@ begin
     where w.n = any (
         array(select x.n from pgqueue.limit_waits x where x.next_at > v_now + interval '1 s' for update skip locked)
     );
-    -- A bucket is filled from now on, and not only once the clock has come to where it was.
-    update pgqueue.limit_levels l
-    set at = v_now
-    where l.n = any (
-        array(select x.n from pgqueue.limit_levels x where x.at > v_now + interval '1 s' order by x.at for update skip locked)
-    );
-
     -- Lanes of tenants may have something due earlier than that.
     update pgqueue.tenant_lanes t set due_from = v_now, until = v_now where t.due_from > v_now;
 
-    for v_lane in
-        select l.queue, l.priority, l.resumed
-        from (select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed)) l
-        where p_cursor is null
-            or (l.queue, l.priority, l.resumed) >= (p_cursor[1] collate "C", p_cursor[2]::smallint, p_cursor[3]::boolean)
-        order by l.queue, l.priority, l.resumed
-    loop
-        select v_now + interval '1 s' as at, 9223372036854775807 as id into v_after;
-        if (v_lane.queue, v_lane.priority, v_lane.resumed) = (p_cursor[1], p_cursor[2]::smallint, p_cursor[3]::boolean) then
-            select p_cursor[4]::timestamptz as at, p_cursor[5]::bigint as id into v_after;
-        end if;
-        with seen as materialized (
+    with seen as materialized (
+        select l.queue, l.priority, l.resumed, f.*
+        from (
+            select distinct a.queue, a.priority, r.resumed
+            from pgqueue.lanes a
+            cross join (values (true), (false)) r (resumed)
+            where p_cursor is null
+                or (a.queue, a.priority, r.resumed) >= (p_cursor[1] collate "C", p_cursor[2]::smallint, p_cursor[3]::boolean)
+            order by a.queue, a.priority, r.resumed
+        ) l
+        cross join lateral (
             select
-                j.ctid as row_ctid, j.ready_at, j.id,
-                j.resumed or (j.reservation = 0 and j.run_at <= j.created_at) as was_due
+                (l.queue, l.priority, l.resumed) = (p_cursor[1], p_cursor[2]::smallint, p_cursor[3]::boolean) as goes_on
+            offset 0
+        ) c
+        cross join lateral (
+            select
+                j.ctid as row_ctid, j.ready_at, j.id, j.resumed or (j.reservation = 0 and j.run_at <= j.created_at) as was_due
             from pgqueue.jobs j
-            where j.state in ('waiting', 'failed') and j.queue = v_lane.queue and j.priority = v_lane.priority
-                and j.resumed = v_lane.resumed and (j.ready_at, j.id) > (v_after.at, v_after.id)
+            where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority and j.resumed = l.resumed
+                and (j.ready_at, j.id) > (
+                    case when c.goes_on then p_cursor[4]::timestamptz else v_now + interval '1 s' end,
+                    case when c.goes_on then p_cursor[5]::bigint else 9223372036854775807 end
+                )
                 and j.ready_at <= p_from
             order by j.ready_at, j.id
-            limit v_left
-        ),
-        held as materialized (
-            select j.ctid as row_ctid
-            from pgqueue.jobs j
-            where j.ctid = any (array(select s.row_ctid from seen s where s.was_due))
-            for update skip locked
-        ),
-        moved as (
-            update pgqueue.jobs j
-            set
-                ready_at = v_now + a.ord * interval '1 us',
-                -- The position in a key goes by run_at.
-                run_at = case when j.key is null then j.run_at else least(j.run_at, v_now) end
-            from (
-                select h.row_ctid, row_number() over (order by s.ready_at, s.id) as ord
-                from held h
-                join seen s on s.row_ctid = h.row_ctid
-            ) a
-            where j.ctid = a.row_ctid
-            returning j.id
-        )
-        select
-            (select count(*) from seen) as rows,
-            (select count(*) from moved) as moved,
-            (select array[s.ready_at::text, s.id::text] from seen s order by s.ready_at desc, s.id desc limit 1) as last
-        into v_seen;
-        if v_seen.moved > 0 then
-            perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
-            perform pgqueue._wake(v_lane.queue, v_now, 2, null);
-        end if;
-        if v_seen.rows = v_left then
-            return array[v_lane.queue, v_lane.priority::text, v_lane.resumed::text] || v_seen.last;
-        end if;
-        v_left := v_left - v_seen.rows;
-    end loop;
-    return null;
+            limit p_limit
+        ) f
+        limit p_limit
+    ),
+    held as materialized (
+        select j.ctid as row_ctid
+        from pgqueue.jobs j
+        where j.ctid = any (array(select s.row_ctid from seen s where s.was_due))
+        for update skip locked
+    ),
+    moved as (
+        update pgqueue.jobs j
+        set
+            ready_at = v_now + a.ord * interval '1 us',
+            -- The position in a key goes by run_at.
+            run_at = case when j.key is null then j.run_at else least(j.run_at, v_now) end
+        from (
+            select h.row_ctid, row_number() over (order by s.ready_at, s.id) as ord
+            from held h
+            join seen s on s.row_ctid = h.row_ctid
+        ) a
+        where j.ctid = a.row_ctid
+        returning j.queue, j.priority
+    )
+    select
+        (select count(*) from seen) as rows,
+        array(select distinct row(m.queue, m.priority, null)::pgqueue.sub_lane from moved m) as lanes,
+        (
+            select array[s.queue, s.priority::text, s.resumed::text, s.ready_at::text, s.id::text]
+            from seen s
+            order by s.queue desc, s.priority desc, s.resumed desc, s.ready_at desc, s.id desc
+            limit 1
+        ) as last
+    into v_seen;
+    perform pgqueue._register_lane(m.queue, m.priority, v_now), pgqueue._wake(m.queue, v_now, 2, null)
+    from unnest(v_seen.lanes) m;
+    return case when v_seen.rows = p_limit then v_seen.last end;
 end
 $$;

@@ -69,7 +69,8 @@ begin
     v_step.failures := case when v_has_failed then p_state.failures + 1 else 0 end;
     v_step.failing_since := case when v_step.error is not null then coalesce(p_state.failing_since, run.at) end;
     v_step.next_at := run.at + case
-        when cut then pgqueue._pause_after(v_step.failures, v_took)
+        -- A step that uses up whole calls takes a tenth of the time at most.
+        when cut then least(greatest(interval '1 s' * power(2, least(v_step.failures, 8)), 10 * v_took), interval '5 min')
         when p_every is null then null
         when v_has_failed and p_state.step = 'drop' then interval '1 min' * power(2, least(v_step.failures, 5))
         -- At once, then after longer and longer pauses.
@@ -80,15 +81,6 @@ begin
     end;
     perform pgqueue._note_step(v_step, p_state, run.at);
 end
-$$;
-
--- How long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.
-create or replace function pgqueue._pause_after(p_failures integer, p_took interval)
-returns interval
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select least(greatest(interval '1 s' * power(2, least(p_failures, 8)), 10 * p_took), interval '5 min')
 $$;
 
 -- One slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem:

@@ -20,17 +20,12 @@ declare
     -- The first one counts all.
     v_parts integer := case when exists (select from pgqueue._last_samples()) then pgqueue._parts() else 1 end;
     v_part integer := coalesce(p_cursor[1]::integer, 0) % v_parts;
-    v_always text[] := case
-        when v_parts > 1 then array(
-            select s.queue from pgqueue._last_samples() s order by s.due + s.blocked + s.executing desc limit 50
-        )
-    end;
-    v_most integer := (
-        select least(10000, greatest(1000, coalesce(1e10 / nullif(sum(
-            least(s.due, 10000) + least(s.scheduled, 10000) + least(s.blocked, 10000)
-        ), 0), 10000)))::integer
-        from pgqueue._last_samples() s
+    v_always text[] := array(
+        select s.queue from pgqueue._last_samples() s where v_parts > 1 order by s.due + s.blocked + s.executing desc limit 50
     );
+    v_most integer := least(10000, greatest(1000, coalesce(1e10 / nullif((
+        select sum(least(s.due, 10000) + least(s.scheduled, 10000) + least(s.blocked, 10000)) from pgqueue._last_samples() s
+    ), 0), 10000)))::integer;
 begin
     with before as materialized (
         select s.*, s.is_large and s.counted_at is not null as is_known, s.waiting + s.failed + s.blocked as jobs
@@ -88,7 +83,17 @@ begin
         )) w
     ),
     unknown as (
-        select u.* from pgqueue._oldest_unknown(p_now, least(v_most / 500, 20), v_parts, v_part, v_always) u
+        -- The oldest job of each queue whose task no worker has declared, among the first of each sub-lane.
+        select l.queue, min(j.run_at) as oldest_at
+        from (
+            select distinct x.queue
+            from pgqueue.lanes x
+            where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, v_parts, v_part, v_always)
+        ) l
+        -- Workers give them back for ten seconds.
+        cross join lateral pgqueue._ready_jobs(l.queue, least(v_most / 500, 20), p_now + interval '30 s') j
+        where not exists (select from pgqueue.tasks t where t.name = j.task)
+        group by l.queue
     ),
     counted as (
         select
@@ -106,64 +111,46 @@ begin
             c.oldest_due_at,
             coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
             coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
-            least(
-                c.oldest_stuck_at, w.oldest_stuck_at, (select u.oldest_at from unknown u where u.queue = c.queue and u.oldest_at <= p_now)
-            ) as oldest_stuck_at,
+            least(c.oldest_stuck_at, w.oldest_stuck_at, u.oldest_at) as oldest_stuck_at,
             r.ended,
             coalesce(c.is_kept, false) as is_kept
         from bounded c
         left join whole w on w.queue = c.queue
         left join before b on b.queue = c.queue and (c.is_kept or (c.is_cut and b.is_known))
+        left join unknown u on u.queue = c.queue and u.oldest_at <= p_now
         full join reports r on r.queue = c.queue
     )
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
         oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
     )
+    -- A row for each queue, and one for all of them, which is always written.
     select
-        p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.counted_to, c.is_large,
-        c.counted_at, c.oldest_due_at, c.ended, c.blocked_by_limit, c.blocked_by_parents, c.oldest_stuck_at
-    from counted c
-    where c.ended is not null
-        or (not c.is_kept and (c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or v_parts > 1))
-    union all
-    -- The row for all queues, which is always written.
-    select
-        p_now, 10, '', coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
+        p_now, 10, coalesce(c.queue, ''), coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
         coalesce(sum(c.failed), 0), coalesce(sum(c.blocked), 0), coalesce(sum(c.executing), 0), coalesce(sum(c.dead), 0),
-        max(c.counted_to), coalesce(bool_or(c.is_large), false), coalesce(min(c.counted_at), p_now), min(c.oldest_due_at),
-        (
-            select jsonb_object_agg(e.task, e.ended)
-            from pgqueue._sum_ended(array(
-                select jsonb_build_object('queue', '', 'tasks', jsonb_build_object('', x.value))
-                from counted y
-                cross join jsonb_each(y.ended) x
-            )) e
-        ),
+        max(c.counted_to), coalesce(bool_or(c.is_large), false),
+        coalesce(min(c.counted_at), case when grouping(c.queue) = 1 then p_now end), min(c.oldest_due_at),
+        case
+            when grouping(c.queue) = 0 then (array_agg(c.ended))[1]
+            else (
+                select jsonb_object_agg(e.task, e.ended)
+                from pgqueue._sum_ended(array(
+                    select jsonb_build_object('queue', '', 'tasks', jsonb_build_object('', x.value))
+                    from counted y
+                    cross join jsonb_each(y.ended) x
+                )) e
+            )
+        end,
         coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
-    from counted c;
+    from counted c
+    group by grouping sets ((c.queue), ())
+    having grouping(c.queue) = 1 or bool_or(
+        c.ended is not null
+        or (not c.is_kept and (c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or v_parts > 1))
+    );
     perform pgqueue._fold_samples(p_now);
     return case when v_parts > 1 then array[(v_part + 1)::text] end;
 end
-$$;
-
--- The oldest job of each queue whose task no worker has declared, among the first p_rows of each sub-lane.
-create or replace function pgqueue._oldest_unknown(
-    p_now timestamptz, p_rows integer, p_parts integer, p_part integer, p_always text[]
-)
-returns table (queue text, oldest_at timestamptz)
-language sql stable parallel safe rows 10
-as $$
-    select l.queue, min(j.run_at) as oldest_at
-    from (
-        select distinct x.queue
-        from pgqueue.lanes x
-        where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, p_parts, p_part, p_always)
-    ) l
-    -- Workers give them back for ten seconds.
-    cross join lateral pgqueue._ready_jobs(l.queue, p_rows, p_now + interval '30 s') j
-    where not exists (select from pgqueue.tasks t where t.name = j.task)
-    group by l.queue
 $$;
 
 -- Into how many parts maintenance divides the queues, and whether a queue is in one of them, or in p_always.
@@ -204,51 +191,39 @@ language sql immutable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-    with parts as (
-        select p.part ->> 'queue' as queue, t.key as task, f.key as field, f.value
+    with numbers as (
+        select
+            p.part ->> 'queue' as queue, t.key as task, f.key as field, n.part, n.nth,
+            case n.part when 'max' then max(n.value::numeric) else sum(n.value::numeric) end as total
         from unnest(p_parts) p (part)
         cross join jsonb_each(p.part -> 'tasks') t
         cross join jsonb_each(t.value) f
-    ),
-    outcomes as (
-        select p.queue, p.task, jsonb_object_agg(p.field, p.total) as fields
-        from (
-            select x.queue, x.task, x.field, sum((x.value #>> '{}')::numeric) as total
-            from parts x
-            where x.field not in ('run', 'wait')
-            group by x.queue, x.task, x.field
-        ) p
-        group by p.queue, p.task
-    ),
-    buckets as (
-        select p.queue, p.task, p.field, b.n, sum(b.count::numeric) as total
-        from parts p
-        cross join jsonb_array_elements_text(p.value -> 'buckets') with ordinality b (count, n)
-        where p.field in ('run', 'wait')
-        group by p.queue, p.task, p.field, b.n
-    ),
-    times as (
-        select p.queue, p.task, jsonb_object_agg(p.field, jsonb_build_object(
-            'sum', p.total, 'max', p.longest,
-            'buckets', (
-                select jsonb_agg(b.total order by b.n)
-                from buckets b
-                where b.queue = p.queue and b.task = p.task and b.field = p.field
-            )
-        )) as fields
-        from (
-            select
-                x.queue, x.task, x.field, sum((x.value ->> 'sum')::numeric) as total,
-                max((x.value ->> 'max')::numeric) as longest
-            from parts x
-            where x.field in ('run', 'wait')
-            group by x.queue, x.task, x.field
-        ) p
-        group by p.queue, p.task
+        cross join lateral (
+            select 'count' as part, 0::bigint as nth, f.value #>> '{}' as value where f.key not in ('run', 'wait')
+            union all
+            select x.part, 0, f.value ->> x.part from (values ('sum'), ('max')) x (part) where f.key in ('run', 'wait')
+            union all
+            select 'bucket', b.nth, b.count
+            from jsonb_array_elements_text(case when f.key in ('run', 'wait') then f.value -> 'buckets' end)
+                with ordinality b (count, nth)
+        ) n
+        group by p.part ->> 'queue', t.key, f.key, n.part, n.nth
     )
-    select o.queue, o.task, o.fields || coalesce(t.fields, '{}')
-    from outcomes o
-    left join times t on t.queue = o.queue and t.task = o.task
+    select n.queue, n.task, jsonb_object_agg(n.field, n.ended)
+    from (
+        select
+            x.queue, x.task, x.field,
+            case
+                when x.field not in ('run', 'wait') then to_jsonb(max(x.total))
+                else jsonb_build_object(
+                    'sum', max(x.total) filter (where x.part = 'sum'), 'max', max(x.total) filter (where x.part = 'max'),
+                    'buckets', jsonb_agg(x.total order by x.nth) filter (where x.part = 'bucket')
+                )
+            end as ended
+        from numbers x
+        group by x.queue, x.task, x.field
+    ) n
+    group by n.queue, n.task
 $$;
 
 -- One row for ten minutes, at the first sample after they are over.

@@ -82,33 +82,3 @@ begin
     end if;
 end
 $$;
-
--- A call that was killed or cancelled leaves only the number of its step: the next call counts that as a failure of the
--- step, so that a step that is killed each time does not stop the others each time.
-create or replace function pgqueue._note_interrupted_step(p_now timestamptz)
-returns void
-language plpgsql
-as $$
-declare
-    v_number bigint := (select u.last_value from pgqueue.step_under_way u);
-    v_before pgqueue.maintenance_steps;
-    v_step pgqueue.maintenance_steps;
-    v_usual integer;
-begin
-    if v_number = 0 then
-        return;
-    end if;
-    select s.slice into v_usual from pgqueue._steps() s where s.number = v_number;
-    select l.* into v_before
-    from pgqueue._last_steps() l
-    join pgqueue._steps() s on s.step = l.step
-    where s.number = v_number;
-    v_step := v_before;
-    v_step.failures := v_before.failures + 1;
-    v_step.failing_since := coalesce(v_before.failing_since, p_now);
-    v_step.error := 'the call was cancelled, or its session ended, within this step';
-    v_step.slice := greatest(coalesce(v_before.slice, v_usual) / 4, 1);
-    v_step.next_at := p_now + pgqueue._pause_after(v_step.failures, null);
-    perform pgqueue._note_step(v_step, v_before, p_now);
-end
-$$;

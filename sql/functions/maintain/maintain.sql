@@ -7,7 +7,6 @@
 -- Its records are inserted, never updated: a row of maintenance_runs for the run, a row of maintenance_steps for each step
 -- that has something to record. They commit together with the work. A kill or a cancel undoes both; step_under_way, a
 -- sequence, then shows the next call in which step it happened.
--- Call it in a separate transaction and commit at once: the rows that it changed, and the lock, are held until then.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
 returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
@@ -94,7 +93,21 @@ begin
         );
     end if;
     perform pgqueue._propose_horizon(v_began, v_newest_id);
-    perform pgqueue._note_interrupted_step(v_now);
+    if (select u.last_value from pgqueue.step_under_way u) > 0 then
+        -- A call that was killed or cancelled leaves only the number of its step. It counts as a failure of the step, so that a
+        -- step that is killed each time does not stop the others each time.
+        select l as state, s.slice into v_due
+        from pgqueue._last_steps() l
+        join pgqueue._steps() s on s.step = l.step
+        where s.number = (select u.last_value from pgqueue.step_under_way u);
+        v_step := v_due.state;
+        v_step.failures := v_step.failures + 1;
+        v_step.failing_since := coalesce(v_step.failing_since, v_now);
+        v_step.error := 'the call was cancelled, or its session ended, within this step';
+        v_step.slice := greatest(coalesce(v_step.slice, v_due.slice) / 4, 1);
+        v_step.next_at := v_now + least(interval '1 s' * power(2, least(v_step.failures, 8)), interval '5 min');
+        perform pgqueue._note_step(v_step, v_due.state, v_now);
+    end if;
     for v_due in
         select l as state, s.number, s.every, s.slice
         from pgqueue._last_steps() l
