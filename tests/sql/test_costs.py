@@ -245,6 +245,21 @@ def test_a_clock_that_steps_back_neither_fills_a_bucket_nor_stops_it(conn: psyco
     assert after == pytest.approx(level + 30, abs=0.001)
 
 
+def test_a_bucket_is_filled_after_a_step_of_the_clock_that_no_maintenance_saw(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "set_limit", "task", "t", rate=60, per="1 min", burst=100)
+    maintain(conn)
+    clock.advance("1 hour")
+    work(conn, 50, 50)
+    assert len(claim(conn)) == 2
+    clock.advance("-1 hour")
+    maintain(conn)
+    clock.advance("50 s")
+    [job_id] = work(conn, 50)
+    assert claim(conn) == [job_id]
+
+
 def test_a_batch_of_an_accumulating_task_costs_the_sum_of_its_payloads(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "declare_task", "t", accumulate=True)
     call(conn, "set_limit", "task", "t", rate=60, per="1 min", burst=100)

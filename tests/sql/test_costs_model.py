@@ -86,8 +86,6 @@ def test_a_bucket_starts_what_the_model_starts(
             job_id = enqueue(conn, limit_key="a", cost=number)
             model.waiting.append((job_id, number))
         elif what == "wait" and (number > 0 or not model.waiting):
-            # As each second: maintenance knows the latest time that the clock showed when the clock steps back.
-            maintain(conn)
             clock.advance(f"{number} s")
             model.now += number
             if number < 0:

@@ -135,6 +135,18 @@ begin
         when 'notes' then
             perform pgqueue._read_notes(p_slice);
         when 'limits' then
+            -- The clock stepped back, perhaps unseen: a bucket is filled from now on, not only from where the clock was.
+            update pgqueue.limit_levels l
+            set at = pgqueue._clock()
+            where l.n = any (
+                array(
+                    select x.n
+                    from pgqueue.limit_levels x
+                    where x.at > (select pgqueue._clock()) + interval '1 s'
+                    order by x.at
+                    for update skip locked
+                )
+            );
             perform pgqueue._recheck_limits(p_slice);
         when 'schedules' then
             perform pgqueue._run_schedules(p_slice);
