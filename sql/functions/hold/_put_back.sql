@@ -16,17 +16,14 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_ready_at timestamptz;
-    v_cancelled_ids bigint[];
-    v_cancelled_reservations bigint[];
+    v_cancelled record;
     v_members bigint[];
     v_poison record;
     v_poisoned bigint[] := '{}'::bigint[];
     v_keyed boolean;
     v_back bigint[] := p_job_ids;
     v_lane record;
-    v_tasks text[];
-    v_keys text[];
-    v_limit_keys text[];
+    v_limited record;
 begin
     if p_job_ids is null then
         return;
@@ -42,7 +39,7 @@ begin
         v_back := p_job_ids || array(select f.id from pgqueue._lock_members(v_members) f);
     end if;
 
-    select array_agg(j.id), array_agg(j.reservation) into v_cancelled_ids, v_cancelled_reservations
+    select array_agg(j.id) as ids, array_agg(j.reservation) as reservations into v_cancelled
     from pgqueue.jobs j
     where j.id = any (v_back) and j.cancel_requested_at is not null;
 
@@ -72,7 +69,7 @@ begin
                 -- A batch that has a step stays together.
                 leader = case when j.has_steps then nullif(j.leader, j.id) end,
                 followers = case when j.has_steps then j.followers end
-            where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled_ids, '{}'))
+            where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled.ids, '{}'))
             returning j.queue, j.priority, j.resumed, j.lane_key
         )
         select b.queue, b.priority, array_agg(distinct b.lane_key) filter (where not b.resumed) as lane_keys
@@ -86,8 +83,8 @@ begin
         perform pgqueue._release_earlier(v_back);
     end if;
     -- Only now, because a leader ends together with the members that are still in its batch.
-    if v_cancelled_ids is not null then
-        perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
+    if v_cancelled.ids is not null then
+        perform pgqueue._finish(v_cancelled.ids, v_cancelled.reservations, true, 'cancelled');
     end if;
 
     for v_poison in
@@ -105,11 +102,11 @@ begin
         );
     end loop;
 
-    select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key) into v_tasks, v_keys, v_limit_keys
+    select array_agg(j.task) as tasks, array_agg(j.key) as keys, array_agg(j.limit_key) as limit_keys into v_limited
     from pgqueue.jobs j
     where j.id = any (p_job_ids);
-    if exists (select from pgqueue._limits_among(v_tasks, v_keys, v_limit_keys)) then
-        perform pgqueue._leave_limits(v_tasks, v_keys, v_limit_keys);
+    if exists (select from pgqueue._limits_among(v_limited.tasks, v_limited.keys, v_limited.limit_keys)) then
+        perform pgqueue._leave_limits(v_limited.tasks, v_limited.keys, v_limited.limit_keys);
     end if;
 end
 $$;

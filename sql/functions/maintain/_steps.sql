@@ -66,19 +66,11 @@ create or replace function pgqueue._note_step(
 returns void
 language plpgsql
 as $$
-declare
-    v_state pgqueue.maintenance_steps := p_state;
 begin
-    v_state.n := p_before.n;
-    v_state.at := p_before.at;
-    if v_state is distinct from p_before then
-        insert into pgqueue.maintenance_steps (
-            at, step, next_at, missed_since, unfinished, slice, cursor, failures, failing_since, error
-        )
-        values (
-            p_now, p_state.step, p_state.next_at, p_state.missed_since, p_state.unfinished, p_state.slice, p_state.cursor,
-            p_state.failures, p_state.failing_since, p_state.error
-        );
-    end if;
+    insert into pgqueue.maintenance_steps (at, step, next_at, missed_since, unfinished, slice, cursor, failures, failing_since, error)
+    select
+        p_now, p_state.step, p_state.next_at, p_state.missed_since, p_state.unfinished, p_state.slice, p_state.cursor,
+        p_state.failures, p_state.failing_since, p_state.error
+    where to_jsonb(p_state) - '{n,at}'::text[] <> to_jsonb(p_before) - '{n,at}'::text[];
 end
 $$;

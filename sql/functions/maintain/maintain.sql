@@ -30,9 +30,11 @@ comment on function pgqueue.maintain(interval) is
 
 -- p_ddl_after: steps that create and drop tables run once they are overdue by that much. idle() leaves them to other
 -- callers for a day: they take tens of milliseconds on a connection that is about to claim.
-create or replace function pgqueue._run_maintenance(p_max_age interval, p_ddl_after interval)
-returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
-language plpgsql rows 1
+create or replace function pgqueue._run_maintenance(
+    p_max_age interval, p_ddl_after interval,
+    out ran boolean, out rescued bigint, out prolonged bigint, out expired bigint, out call_again_in interval, out failing jsonb
+)
+language plpgsql
 set lock_timeout = '50ms'
 -- For all steps.
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
@@ -62,7 +64,6 @@ begin
         call_again_in := pgqueue._call_again_in(
             pgqueue._clock(), (select h.at from pgqueue.maintenance_runs h order by h.n desc limit 1)
         );
-        return next;
         return;
     end if;
     if pg_current_xact_id_if_assigned() is null then
@@ -78,7 +79,6 @@ begin
     end if;
     if v_last.at > pgqueue._after(v_now, -p_max_age) and v_last.at <= v_now then
         call_again_in := pgqueue._call_again_in(v_now, v_last.at);
-        return next;
         return;
     end if;
 
@@ -150,7 +150,6 @@ begin
         from pgqueue._last_steps() l
         where l.error is not null and l.failures > 2
     );
-    return next;
 end
 $$;
 

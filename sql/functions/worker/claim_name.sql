@@ -12,7 +12,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz;
-    v_taken boolean;
 begin
     perform pgqueue._check_name('worker', claim_name.worker, 256);
     if claim_name.info ->> 'instance' is null then
@@ -33,8 +32,7 @@ begin
         commanded_at = null,
         obeyed_at = null
     where coalesce(w.info ->> 'instance', '') in (claim_name.info ->> 'instance', claim_name.instead_of);
-    v_taken := found;
-    if v_taken then
+    if found then
         insert into pgqueue.heartbeats (worker, at) values (claim_name.worker, v_now);
         return;
     end if;
