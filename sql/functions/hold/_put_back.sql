@@ -18,7 +18,6 @@ declare
     v_ready_at timestamptz;
     v_cancelled record;
     v_members bigint[];
-    v_poison record;
     v_poisoned bigint[] := '{}'::bigint[];
     v_keyed boolean;
     v_back bigint[] := p_job_ids;
@@ -87,20 +86,18 @@ begin
         perform pgqueue._finish(v_cancelled.ids, v_cancelled.reservations, true, 'cancelled');
     end if;
 
-    for v_poison in
-        select j.id, j.reservation, j.crashed_on from pgqueue.jobs j where j.id = any (v_poisoned) order by j.id
-    loop
-        perform pgqueue._finish(
-            array[v_poison.id], array[v_poison.reservation], true, 'dead', null,
-            jsonb_build_object(
-                'class', 'Poison',
-                'message', format(
-                    'its worker died while it ran it, %s times: %s',
-                    cardinality(v_poison.crashed_on), array_to_string(v_poison.crashed_on, ', ')
-                )
+    perform pgqueue._finish(
+        array[j.id], array[j.reservation], true, 'dead', null,
+        jsonb_build_object(
+            'class', 'Poison',
+            'message', format(
+                'its worker died while it ran it, %s times: %s', cardinality(j.crashed_on), array_to_string(j.crashed_on, ', ')
             )
-        );
-    end loop;
+        )
+    )
+    from pgqueue.jobs j
+    where j.id = any (v_poisoned)
+    order by j.id;
 
     select array_agg(j.task) as tasks, array_agg(j.key) as keys, array_agg(j.limit_key) as limit_keys into v_limited
     from pgqueue.jobs j
