@@ -163,6 +163,8 @@ def test_rules_that_do_not_touch_the_job_bar_no_hand_off(database: Database, con
     enqueue(conn, queue="other", delay="1 hour")
     call(conn, "configure_queue", "other", weight=5)
     call(conn, "pause_queue", "other")
+    # It is closed.
+    call(conn, "set_breaker", "task", "t")
     idle = Idle(database)
     job_id = enqueue(conn)
     assert [each.id for each in idle.handed()] == [job_id]
@@ -172,6 +174,7 @@ def test_a_job_with_a_limit_key_that_no_rule_touches_is_handed_off(
     database: Database, conn: psycopg.Connection
 ) -> None:
     call(conn, "configure_queue", "default", fair_by="limit_key")
+    call(conn, "set_breaker", "limit_key", "*")
     idle = Idle(database)
     job_id = enqueue(conn, limit_key="a")
     assert [each.id for each in idle.handed()] == [job_id]
