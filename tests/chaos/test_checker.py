@@ -530,7 +530,7 @@ def test_a_claim_that_ignores_the_job_ahead_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._capacity_of", "p_max_executing - x.executing", "p_max_executing + 0 * x.executing")
+    stage.bug("pgqueue._capacity_of", "max_executing - x.executing", "max_executing + 0 * x.executing")
     call(stage.conn, "set_limit", "task", "limited", max_executing=1)
     for _ in range(2):
         stage.enqueue("limited")

@@ -238,9 +238,11 @@ def test_a_clock_that_steps_back_neither_fills_a_bucket_nor_stops_it(conn: psyco
     # Half a second is the difference of two sessions, and fills nothing twice.
     clock.advance("30 s")
     level = value(conn, "select level from pgqueue.limit_levels order by n desc limit 1")
-    draw = "select pgqueue._draw_units(r, 0, pgqueue._clock() - %s::interval) from pgqueue._limits_of(null, 't', null, null) r"
+    limit = "pgqueue._limits_of(null, 't', null, null) l"
     for before in ("0 s", "0.5 s", "0 s"):
-        conn.execute(draw, [before])
+        conn.execute(
+            f"select pgqueue._draw_units(l, 0, pgqueue._clock() - %s::interval) from {limit}".encode(), [before]
+        )
     after = value(conn, "select level from pgqueue.limit_levels order by n desc limit 1")
     assert after == pytest.approx(level + 30, abs=0.001)
 

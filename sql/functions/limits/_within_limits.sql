@@ -29,7 +29,7 @@ declare
     v_costs integer[];
     v_places integer[];
     v_units double precision[];
-    -- Which are to be locked, which are, and which another claim has locked.
+    -- Which are to be locked, which are, and which another claim had locked.
     v_useful boolean[];
     v_locked boolean[];
     v_busy boolean[];
@@ -51,7 +51,6 @@ begin
         unstarted := array(select c.row_ctid from unnest(p_jobs[p_free + 1:]) c);
         return;
     end if;
-    v_busy := array_fill(false, array[cardinality(v_names)]);
 
     -- As a rule all others have capacity, and no other claim has a lock: one round. Else the end of the block releases the
     -- locks of this round, and the next takes only those that jobs will start under.
@@ -83,7 +82,7 @@ begin
                 and (select sum(l.wanted) from unnest(v_limits) l) = (select count(*) from unnest(p_jobs) c where c.is_limited or c.key is not null);
             v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
             v_busy := array(
-                select v_busy[i] or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i
+                select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i
             );
             v_of_job := array(
                 select distinct u.i
