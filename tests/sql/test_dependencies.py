@@ -586,6 +586,11 @@ def test_an_accumulating_task_depends_on_nothing(conn: psycopg.Connection) -> No
     call(conn, "configure_task", "adds", accumulate=True)
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="accumulates payloads"):
         enqueue(conn, "adds", key="k", depends_on=[parent])
+    # Nor on a job of the same call.
+    jobs = [{"task": "t", "ref": "a"}, {"task": "adds", "key": "k", "depends_on": ["a"]}]
+    first, second = table(conn, "enqueue_batch", [Jsonb(each) for each in jobs])
+    assert (first.outcome, second.outcome) == ("inserted", "error")
+    assert "accumulates payloads" in second.error["message"]
 
 
 @pytest.mark.parametrize("name", ["ParentFailed", "NotNeeded", "GroupCancelled", "MemberFailed"])

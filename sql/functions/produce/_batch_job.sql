@@ -73,6 +73,7 @@ begin
         end
     );
     v_options.args := coalesce(v_options.args, '{}');
+    v_options.depends_on := v_options.depends_on || nullif(v_parents, '{}');
     return pgqueue._checked_job(p_id, p_now, v_options, v_parents);
 end
 $$;

@@ -3,7 +3,7 @@
 -- A row gets its id before it is inserted, so that its dedupe key can name it. An option that its producer left out is null
 -- until _insert_jobs fills it in by task and queue. enqueue and enqueue_many have shorter inserts of their own.
 
--- p_parents: further jobs on which it depends. They are not inserted yet, so they are not searched for.
+-- p_parents: of the jobs on which it depends those that are not inserted yet, so they are not searched for.
 create or replace function pgqueue._checked_job(
     p_id bigint, p_now timestamptz, p_options pgqueue.job_options, p_parents bigint[] default '{}'
 )
@@ -13,6 +13,7 @@ as $$
 declare
     v_job pgqueue.jobs;
     v_task record;
+    v_parents bigint[];
 begin
     perform pgqueue._check_options(p_options);
     perform pgqueue._check_args(p_options.args);
@@ -64,14 +65,15 @@ begin
         -- First: it may wait for a lock, and parents may end meanwhile.
         v_job.group_id := pgqueue._join_group(p_options.group_id);
     end if;
-    if cardinality(p_options.depends_on || p_parents) > 0 then
-        if p_options.depends_on <> '{}' then
-            perform pgqueue._refuse_unknown_parents(p_options.depends_on);
+    if cardinality(p_options.depends_on) > 0 then
+        v_parents := array(select p.id from unnest(p_options.depends_on) p (id) where p.id <> all (p_parents));
+        if v_parents <> '{}' then
+            perform pgqueue._refuse_unknown_parents(v_parents);
             if v_job.group_id is not null then
-                perform pgqueue._refuse_circle(null, v_job.group_id, p_options.depends_on);
+                perform pgqueue._refuse_circle(null, v_job.group_id, v_parents);
             end if;
         end if;
-        v_job.depends_on := array(select distinct p.id from unnest(p_options.depends_on || p_parents) p (id) order by p.id);
+        v_job.depends_on := array(select distinct p.id from unnest(p_options.depends_on) p (id) order by p.id);
         v_job.run_if := coalesce(p_options.run_if, 'succeeded');
         v_job.state := 'blocked';
         v_job.blocked_on := '@parents';
