@@ -22,24 +22,13 @@ declare
     v_want integer := case when p_lane.is_limited then pgqueue._queue_capacity(p_lane.queue, p_jobs, p_now) else p_jobs end;
     v_rounds integer := 1;
     v_busy_too boolean := false;
-    v_is_shared constant boolean := exists (select from pgqueue.queues q where q.name = p_lane.queue and q.max_share < 1);
+    -- Whether jobs of this worker are counted under max_share: no other claim of it does so meanwhile.
+    v_counts boolean := false;
     v_lanes text[] := '{}'::text[];
     v_got record;
 begin
     rows := '{}';
     candidates := '{}';
-    if v_is_shared then
-        -- Else another claim of this worker is under way, whose jobs cannot be counted yet.
-        if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
-            return;
-        end if;
-        v_lanes := array(
-            select pgqueue._lane_of(j.limit_key)
-            from unnest(p_skipped) s (row_ctid)
-            join pgqueue.jobs j on j.ctid = s.row_ctid
-            where j.queue = p_lane.queue
-        );
-    end if;
     if v_want > 0 and random() < 0.0625 then
         v_got := pgqueue._lock_others(p_lane, 1, p_now, p_skipped || rows, p_all);
         rows := v_got.rows;
@@ -48,8 +37,22 @@ begin
     end if;
     while v_want > 0 loop
         v_got := pgqueue._lock_pass(
-            p_worker, p_lane, v_rounds, v_busy_too, v_is_shared, v_want, v_lanes, p_now, p_skipped || rows, p_all
+            p_worker, p_lane, v_rounds, v_busy_too, v_counts, v_want, v_lanes, p_now, p_skipped || rows, p_all
         );
+        if v_got.must_count then
+            -- Else another claim of this worker is under way, whose jobs cannot be counted yet.
+            if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
+                return;
+            end if;
+            v_counts := true;
+            v_lanes := array(
+                select pgqueue._lane_of(j.limit_key)
+                from unnest(p_skipped || rows) s (row_ctid)
+                join pgqueue.jobs j on j.ctid = s.row_ctid
+                where j.queue = p_lane.queue
+            );
+            continue;
+        end if;
         rows := rows || v_got.rows;
         candidates := candidates || v_got.candidates;
         v_want := v_want - cardinality(v_got.rows);
@@ -75,12 +78,13 @@ $$;
 
 -- Locks the jobs of a pass, p_rounds times the share of each lane. p_lanes: the lane of each job that this claim has locked
 -- before. Only if the claim is not full then: lanes; more, the shares of those that gave all that they were asked for; has_busy:
--- lanes were left for the end; is_cut: it has probed as many lanes as it may.
+-- lanes were left for the end; is_cut: it has probed as many lanes as it may. must_count: nothing was locked, for the queue has a
+-- max_share, and p_counts is false.
 create or replace function pgqueue._lock_pass(
-    p_worker text, p_lane pgqueue.due_lane, p_rounds integer, p_busy_too boolean, p_is_shared boolean, p_jobs integer,
+    p_worker text, p_lane pgqueue.due_lane, p_rounds integer, p_busy_too boolean, p_counts boolean, p_jobs integer,
     p_lanes text[], p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[], out lanes text[], out more bigint, out has_busy boolean,
-    out is_cut boolean
+    out is_cut boolean, out must_count boolean
 )
 language plpgsql
 as $$
@@ -101,6 +105,7 @@ begin
             ) as start_key,
             t.credit,
             exists (select from pgqueue.shares) as has_shares,
+            exists (select from pgqueue.queues q where q.name = v_queue and q.max_share < 1) as is_shared,
             exists (
                 select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
             )
@@ -146,7 +151,7 @@ begin
                     select
                         x.lane_key, case when u.has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share
                     from pgqueue._lanes_in_turn(v_queue, v_priority, u.start_key, u.busy, p_now) x
-                    limit p_jobs + 64
+                    limit case when u.is_shared and not p_counts then 0 else p_jobs + 64 end
                 ) d
             ) l
             cross join lateral (
@@ -161,7 +166,7 @@ begin
                     and j.ctid <> all (p_skipped)
                 order by j.ready_at, j.id
                 limit case
-                    when u.has_rules or p_is_shared
+                    when u.has_rules or u.is_shared
                         then pgqueue._quota_within(p_worker, v_queue, l.lane_key, l.quota, p_lanes, p_now)
                     else l.quota
                 end
@@ -186,10 +191,11 @@ begin
         ) e
         where g.rows is not null
     )
-    select g.*, u.start_key, u.busy into v_got from got g cross join turn u;
+    select g.*, u.start_key, u.busy, u.is_shared into v_got from got g cross join turn u;
     rows := coalesce(v_got.rows, '{}');
     candidates := coalesce(v_got.candidates, '{}');
-    if cardinality(rows) < p_jobs then
+    must_count := v_got.is_shared and not p_counts;
+    if cardinality(rows) < p_jobs and not must_count then
         lanes := v_got.lanes;
         more := (
             select coalesce(sum(g.share), 0)
