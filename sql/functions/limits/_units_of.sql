@@ -158,12 +158,9 @@ begin
     elsif starts_with(p_name, 'queue:') then
         return coalesce(
             (
-                select (select coalesce(j.cost, 1) from pgqueue.jobs j where j.id = f.id limit 1)
-                from (select distinct a.priority from pgqueue.lanes a where a.queue = substr(p_name, 7)) l
-                cross join (values (false), (true)) r (resumed)
-                cross join lateral pgqueue._head(substr(p_name, 7), l.priority, r.resumed) h
-                cross join lateral pgqueue._first_ready(substr(p_name, 7), l.priority, r.resumed, h.head, h.head_id, p_now) f
-                order by l.priority desc, r.resumed desc
+                select coalesce(j.cost, 1)
+                from pgqueue._ready_jobs(substr(p_name, 7), 1, p_now) j
+                order by j.priority desc, j.resumed desc
                 limit 1
             ),
             1
