@@ -15,7 +15,6 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
-from pgqueue.worker.run.isolation import STARTS_AT_ONCE
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -253,14 +252,7 @@ def test_a_cancel_without_a_listener_arrives_with_the_next_extension(
 
 
 @pytest.mark.covers("G9", "D2")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "async",
-        # Else a thread starts the other handler before this one begins.
-        pytest.param("sync", marks=pytest.mark.skipif(not STARTS_AT_ONCE, reason="needs Python 3.12")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
     kind: str, database: Database, conn: psycopg.Connection
 ) -> None:
