@@ -21,6 +21,8 @@ from tests.chaos.workflow_recorder import StepWitness
 LEASE_S = 3.0
 HOT_KEYS = 5
 MANY_KEYS = 3_000
+# The first of them have the most jobs.
+TENANTS = 5
 
 # What a consumer in SQL may take: it does by itself what the handlers of these do.
 CONSUMED = ["bulk", "keyed", "effects", "limits", GRAPHS]
@@ -32,7 +34,13 @@ select pgqueue.set_limit('task', 'limited', max_executing => 4);
 select pgqueue.set_limit('limit_key', 'slot*', max_executing => 1);
 select pgqueue.set_limit('task', 'rated', rate => 40, per => '1 s');
 select pgqueue.declare_task('gathered', accumulate => true, batch_size => 3);
+select pgqueue.configure_queue('mixed', fair_by => 'limit_key', max_share => 0.8);
 """
+
+
+def tenant(rng: random.Random) -> str | None:
+    """One of the tenants, or none."""
+    return f"tenant{min(int(rng.expovariate(1)), TENANTS - 1)}" if rng.random() < 0.6 else None
 
 
 class Walker(threading.Thread):
@@ -124,8 +132,8 @@ class Bulk(Producer):
         task = "plain" if self.rng.random() < 0.9 else "plain_sync"
         args = [Jsonb({"token": token})] * count
         rows = conn.execute(
-            "select * from pgqueue.enqueue_many(%s, %s, queue => 'bulk', priority => %s)",
-            [task, args, self.rng.randint(0, 1)],
+            "select * from pgqueue.enqueue_many(%s, %s, queue => 'bulk', priority => %s, limit_key => %s)",
+            [task, args, self.rng.randint(0, 1), tenant(self.rng)],
         )
         return [Intent(job, task, "bulk", None, 0.0) for (job,) in rows]
 
@@ -151,7 +159,7 @@ class Mixed(Producer):
         key: str | None = f"many{rng.randrange(MANY_KEYS)}"
         if rng.random() < 0.2:
             key = f"hot{rng.randrange(HOT_KEYS)}"
-        priority, delay, limit_key = rng.randint(-1, 1), 0.0, None
+        priority, delay, limit_key = rng.randint(-1, 1), 0.0, tenant(rng)
         kind, queue = rng.choices(
             [
                 ("keyed", "keyed"),
@@ -179,6 +187,8 @@ class Mixed(Producer):
             key, limit_key = None, f"slot{rng.randrange(4)}"
         if kind == "deduped":
             task, key, dedupe = "plain", None, f"d{rng.randrange(200)}"
+        if kind in ("gathered", "deduped"):
+            limit_key = None
         if kind in ("keyed", "flaky", "effect", "gathered") and rng.random() < 0.2:
             delay = round(rng.random() * 3, 2)
         row = conn.execute(
@@ -216,7 +226,8 @@ class Single(Producer):
         [task] = self.rng.choices(tasks, [20, 10, 10, 5, 12, 3, 30, 1, 5])
         key = f"hot{self.rng.randrange(HOT_KEYS)}" if task == "keyed" else None
         row = conn.execute(
-            "select pgqueue.enqueue(%s, %s, queue => 'mixed', key => %s)", [task, Jsonb({"token": token}), key]
+            "select pgqueue.enqueue(%s, %s, queue => 'mixed', key => %s, limit_key => %s)",
+            [task, Jsonb({"token": token}), key, tenant(self.rng)],
         ).fetchone()
         assert row is not None
         if self.rng.random() < 0.03:

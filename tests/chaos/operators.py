@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 from tests.chaos.checker import COMMITTED, UNKNOWN
 from tests.chaos.faults import PAST_LEASE_S, Fault
+from tests.chaos.load import TENANTS
 from tests.chaos.recorder import Intent, ProducerLog
 from tests.chaos.scene import Scene
 
@@ -140,12 +141,39 @@ def paused_and_throttled(scene: Scene, rng: random.Random) -> str | None:
     return None
 
 
+def queues_switched(scene: Scene, rng: random.Random) -> str | None:
+    """Queues are made fair, and plain again, while jobs come; what a tenant may have of them changes as well."""
+    with suppress(psycopg.Error), scene.control() as conn:
+        for _ in range(rng.randint(3, 8)):
+            queue = rng.choice(("bulk", "mixed", "keyed", "effects", "limits"))
+            if rng.random() < 0.6:
+                of = rng.choice((None, 0.3, 0.9))
+                fair = "select pgqueue.configure_queue(%s, fair_by => 'limit_key', max_share => %s)"
+                conn.execute(fair, [queue, of])
+            else:
+                conn.execute("select pgqueue.configure_queue(%s, reset => '{fair_by,max_share}')", [queue])
+            conn.execute(
+                "select pgqueue.set_share(%s, %s)", [f"tenant{rng.randrange(TENANTS)}", rng.choice((None, 1, 5))]
+            )
+            time.sleep(rng.random() * 0.8)
+    return None
+
+
 # From this long after the commit of a pause no claim is under way that began before it.
 STILL_FROM_S = 2.0
-_PAUSABLE = [("task", "rated"), ("task", "limited"), ("task", "keyed"), ("limit_key", "slot*"), ("queue", "mixed")]
+_PAUSABLE = [
+    ("task", "rated"),
+    ("task", "limited"),
+    ("task", "keyed"),
+    ("limit_key", "slot*"),
+    ("queue", "mixed"),
+    ("limit_key", "tenant0"),
+    ("limit_key", "tenant*"),
+]
 
 OPERATOR_FAULTS: list[Fault] = [
     paused_and_throttled,
+    queues_switched,
     executing_rows_locked,
     statements_cancelled_under_limits,
     clock_steps_slightly,

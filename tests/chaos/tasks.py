@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from pgqueue import App, Job, emit_event
+from pgqueue import App, Job, Throttled, emit_event
 from pgqueue.errors import EventTimeout
 from tests.chaos.checker import COMMITTED
 from tests.chaos.recorder import EFFECT, Intent, ProducerLog, Witness
@@ -81,6 +81,8 @@ async def flaky(job: Job, token: str) -> None:
         await asyncio.sleep(0.001)
         if random.random() < 0.3:
             raise Refused("this time not")
+        if random.random() < 0.03:
+            raise Throttled(after=0.3, reason="429")
 
 
 @app.task(**_STUBBORN)
