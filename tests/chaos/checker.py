@@ -163,7 +163,7 @@ class Still:
     """What was paused or throttled, from when to when, and the ledger of its jobs in the order of `n`.
 
     From the commit on no claim may begin that starts one of them; a claim under way at that moment may. `began` is some
-    time after the commit, so that none of these is left.
+    time after the commit, so that none of these is left. A claim that is under way as it ends may read after that.
     """
 
     name: str
@@ -577,7 +577,7 @@ def _check_still(still: Still, evidence: Evidence, counts: Counter[str]) -> Iter
     ]
     counts["pauses"] += len(spans)
     for entry in still.ledger:
-        if entry.what == HELD and any(began <= entry.asked_at <= ended for began, ended in spans):
+        if entry.what == HELD and any(began <= entry.asked_at and entry.at <= ended for began, ended in spans):
             what = f"job {entry.job} was claimed at {entry.n}, while it was paused"
             yield Violation("paused", still.name, what)
 
