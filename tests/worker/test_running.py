@@ -578,7 +578,7 @@ async def test_what_waits_behind_a_job_that_is_throttled_goes_back_and_does_not_
         await other.wait()
 
     _, second, *others = enqueue_many(conn, 5, "slow", limit_key="api")
-    # A heartbeat every 200 s: it is not what tells.
+    # A heartbeat comes each minute: it is not what tells.
     async with working(app, database.dsn, concurrency=1, lease=600.0, listen=listen) as worker:
         await wait_until_async(lambda: worker.status()["buffered"] == 4)
         go.set()
