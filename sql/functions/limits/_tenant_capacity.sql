@@ -19,7 +19,11 @@ begin
     from (
         select c.capacity, case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end as next_at
         from pgqueue._rules_of(null, null, null, v_limit_key, p_now) r
-        cross join lateral pgqueue._capacity_of(r, p_now, v_lease_head) c
+        -- Column by column: a whole row would be made and taken apart for each lane.
+        cross join lateral pgqueue._capacity_of(
+            row(r.name, r.kind, r.target, r.max_executing, r.rate, r.per, r.max_cost, r.burst, r.until, r.rule)::pgqueue.rule,
+            p_now, v_lease_head
+        ) c
         union all
         -- What it has claimed and not started will take a slot, too. No one hears when one of them ends.
         select
