@@ -26,7 +26,7 @@ EXAMPLES = int(os.environ.get("PGQUEUE_FUZZ", "60"))
 CALLS = 40
 
 # What was refused, what clashes with what is there or held, what there is not, and what wants another transaction.
-REFUSED = {"22023"}
+REFUSED = {"22023", "55000"}
 CLASHES = {"23505", "55P03"}
 
 # Of a server before 17, which knows no infinite intervals; of json that goes too deep for the server's stack.

@@ -505,7 +505,8 @@ async def test_what_a_handler_has_spent_counts_for_nothing_when_its_reservation_
         held.append(await job.spent(1000))
 
     job_id = enqueue(conn, cost=5)
-    async with working(app, database.dsn):
+    # The handler is the first who learns of it: no lease is extended meanwhile.
+    async with working(app, database.dsn, lease=600.0):
         await asyncio.wait_for(began.wait(), 15)
         take_away(conn, job_id)
         go.set()
