@@ -320,8 +320,8 @@ def test_ends_beside_an_old_snapshot_read_their_own_rows(
 def test_reserve_of_named_queues_in_strict_order_does_so_too(explained: Explained) -> None:
     nodes = explained.nodes(lambda conn: reserve(conn, 5, queues=["a", "default"], strategy="strict"))
     check(nodes)
-    # The first job of each lane, and the one to which a head moves: a claim of five moves one in a tenth of the calls.
-    assert {node.rows for node in of_ready_index(nodes)} - {0, 1} == {5}
+    # Less are read for the first job of each lane, and to move a head, as a claim of five does in a tenth of the calls.
+    assert max(node.rows for node in of_ready_index(nodes)) == 5
 
 
 def test_jobs_of_the_future_are_not_touched(explained: Explained) -> None:
