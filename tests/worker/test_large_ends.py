@@ -14,9 +14,11 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument
-from pgqueue.worker.hold.held import Held
-from pgqueue.worker.hold.outbox import Ends
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
+from pgqueue.worker.process.state import State
 from pgqueue.worker.run.failure import describe
+from pgqueue.worker.trade.reporter import Reporter
 from tests.calls import enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -180,6 +182,47 @@ async def test_ends_are_stored_where_a_text_null_is_no_null(database: Database, 
         jobs = [enqueue(conn, "succeeds", {"number": number}) for number in (0, 1)]
         assert await done(conn, *jobs, enqueue(conn, "fails")) == ["succeeded", "succeeded", "dead"]
     assert [job(conn, job_id).result for job_id in jobs] == [None, 1]
+
+
+@pytest.mark.parametrize("size", [LARGE + 1, 1])
+async def test_ends_that_wait_when_a_loop_of_reports_is_restarted_wait_for_no_other_end(size: int) -> None:
+    outbox = Outbox(State())
+    for _ in range(2):
+        held = _succeeded(size)
+        held.ended = End.SUCCEEDED
+        outbox.put(held)
+    # The loop before has heard of both, and was cancelled.
+    outbox.came.clear()
+    outbox.large_came.clear()
+    trade = _Trade()
+    reporter = Reporter(*("w", App(), trade, trade, outbox, *([trade] * 4)))  # type: ignore[arg-type]
+    loop = asyncio.create_task(reporter.report_large_forever() if size > LARGE else reporter.report_forever())
+    await wait_until_async(lambda: len(trade.reported) == 2)
+    loop.cancel()
+
+
+class _Trade:
+    """Notes what is to be reported, over any connection."""
+
+    second = None
+
+    def __init__(self) -> None:
+        self.reported: list[Held] = []
+
+    def free(self) -> None: ...
+
+    async def capacity_beside(self) -> int:
+        return 0
+
+    async def claim_comes(self) -> None: ...
+
+    async def exchange(self, link: object, max_jobs: int, batch: list[Held]) -> int:
+        self.reported += batch
+        return 0
+
+    @property
+    def freed(self) -> asyncio.Event:
+        return asyncio.Event()
 
 
 def _succeeded(size: int) -> Held:

@@ -121,6 +121,11 @@ class Outbox:
         return bool(self._ends.has_small or self._returns or self._settled)
 
     @property
+    def has_large(self) -> bool:
+        """Whether a large one waits."""
+        return self._ends.has_large
+
+    @property
     def is_behind(self) -> bool:
         """Whether too many ends wait: the worker should claim nothing."""
         return self._ends.are_behind

@@ -224,7 +224,8 @@ def _log_notice(notice: psycopg.errors.Diagnostic) -> None:
     """Log what the queue itself warns of: the session whose statement opened or closed a breaker hears it."""
     message = notice.message_primary or ""
     if message.startswith(_OURS):
-        log.warning("%s", message.removeprefix(_OURS))
+        # A limit_key is text of clients, and a line break in it would begin a line of its own.
+        log.warning("%s", " ".join(message.removeprefix(_OURS).split()))
 
 
 async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine[Any, Any, T], within: float) -> T:

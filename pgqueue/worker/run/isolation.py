@@ -65,10 +65,10 @@ class Isolation:
         try:
             task = asyncio.Task(coroutine, loop=self.loop, name=NAME, context=context)
         finally:
-            self._starting = None
             del attributes["call_soon"]
             if kept is not None:
                 attributes["call_soon"] = kept
+            self._starting = None
         # Not kept: it refers to this job.
         first_step, self._first_step = self._first_step, _nothing
         return task, first_step

@@ -51,6 +51,9 @@ class Reporter:
 
     async def report_forever(self) -> None:
         """Report ends, and claim in the same statement while jobs wait."""
+        if self._outbox.has_work:
+            # It waits since before this loop was restarted.
+            self._outbox.came.set()
         while True:
             await self._outbox.came.wait()
             self._outbox.came.clear()
@@ -68,6 +71,8 @@ class Reporter:
 
     async def report_large_forever(self) -> None:
         """Report large ends."""
+        if self._outbox.has_large:
+            self._outbox.large_came.set()
         while True:
             await self._outbox.large_came.wait()
             self._outbox.large_came.clear()
