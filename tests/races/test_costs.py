@@ -8,6 +8,7 @@ import pytest
 from pgqueue.testing import Clock
 from tests.calls import call, column, enqueue, ids, maintain, pairs, reserve, reserve_one, value
 from tests.databases import Database
+from tests.facts import wait_until
 
 
 @pytest.fixture
@@ -103,3 +104,17 @@ def test_units_that_are_given_back_twice_at_a_time_fill_the_bucket_once_each(
     other.commit()
     clock.advance("1 s")
     assert _claim(conn, clock) == [last]
+
+
+def test_a_part_that_one_operator_adds_while_another_drops_one_stays(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "set_limit", "task", "t", rate=1, per="1 s")
+    adding, dropping = database.session(), database.session()
+    adding.run("begin")
+    adding.run("select pgqueue.set_limit('task', 't', max_executing => 5)")
+    dropped = dropping.start("select pgqueue.drop_limit('task', 't', 'rate')")
+    wait_until(lambda: dropping.waits_behind(adding))
+    adding.run("commit")
+    assert dropped.result(10) == [(True,)]
+    assert conn.execute("select max_executing, rate from pgqueue.limits").fetchall() == [(5, None)]

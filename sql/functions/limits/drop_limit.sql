@@ -8,6 +8,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_limit pgqueue.limits;
     v_left pgqueue.limits;
 begin
     perform pgqueue._check_limit(drop_limit.kind, drop_limit.target);
@@ -17,16 +18,17 @@ begin
             'Give part as max_executing, rate, max_cost or burst, or leave it out to remove all.'
         );
     end if;
-    select x.* into v_left
+    -- Locked before it is looked at: another operator may be adding a part.
+    select l.* into v_limit
     from pgqueue.limits l
-    cross join lateral jsonb_populate_record(l, case
+    where l.kind = drop_limit.kind and l.target = drop_limit.target
+    for update;
+    v_left := jsonb_populate_record(v_limit, case
         when drop_limit.part is null then '{"max_executing": null, "rate": null, "per": null, "max_cost": null, "burst": null}'
         when drop_limit.part = 'rate' then '{"rate": null, "per": null, "burst": null}'
         else jsonb_build_object(drop_limit.part, null)
-    end) x
-    where l.kind = drop_limit.kind and l.target = drop_limit.target and x is distinct from l
-    for update of l;
-    if not found then
+    end);
+    if not found or v_left is not distinct from v_limit then
         return false;
     end if;
     if num_nonnulls(v_left.max_executing, v_left.rate, v_left.max_cost, v_left.breaks) = 0 then
