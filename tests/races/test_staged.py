@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.calls import enqueue, value
+from tests.calls import call, enqueue, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.sessions import Session
@@ -91,3 +91,24 @@ def test_a_load_gives_up_at_a_key_that_stays_locked_and_names_its_row(
     second.run("rollback")
     first.run("commit")
     assert value(conn, "select count(*) from pgqueue.jobs") == 1
+
+
+def test_a_parent_that_succeeds_without_a_trace_while_a_later_row_waits_releases_its_child(
+    conn: psycopg.Connection, two: tuple[Session, Session]
+) -> None:
+    first, second = two
+    parent = enqueue(conn, "p", retention="0 s")
+    begin(first, "b")
+    first.run(ENQUEUE)
+    begin(second, "b")
+    second.run("insert into pg_temp.pgqueue_staged (task, dedupe, depends_on) values ('child', 'a', %s)", [[parent]])
+    waits = second.start(ENQUEUE)
+    wait_until(lambda: second.waits_behind(first))
+    held = reserve_one(conn)
+    assert held.id == parent
+    assert call(conn, "complete", held.id, held.reservation) is True
+    assert value(conn, "select count(*) from pgqueue.history") == 0
+    first.run("commit")
+    waits.result(timeout=10)
+    second.run("commit")
+    assert value(conn, "select state::text from pgqueue.jobs where task = 'child'") == "waiting"

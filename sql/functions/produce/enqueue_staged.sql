@@ -175,6 +175,7 @@ declare
     v_job pgqueue.jobs;
     v_jobs pgqueue.jobs[] := '{}'::pgqueue.jobs[];
     v_children bigint[] := '{}'::bigint[];
+    v_traceless bigint[] := '{}'::bigint[];
     v_id bigint;
     v_outcome text;
     v_outcomes jsonb := '{}'::jsonb;
@@ -197,6 +198,11 @@ begin
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         v_outcome := 'inserted';
+        if v_job.depends_on is not null then
+            -- They may end while a later row waits for its dedupe key.
+            v_traceless := v_traceless
+                || array(select p.id from pgqueue._find_parents(v_job.depends_on) p where p.lives and p.traceless);
+        end if;
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
         else
@@ -213,13 +219,14 @@ begin
         end if;
         if greatest(cardinality(v_jobs), cardinality(v_children)) = 1000 then
             perform pgqueue._insert_jobs(v_jobs);
-            perform pgqueue._add_dependencies(v_children);
+            perform pgqueue._add_dependencies(v_children, v_traceless);
             v_jobs := '{}';
             v_children := '{}';
+            v_traceless := '{}';
         end if;
     end loop;
     perform pgqueue._insert_jobs(v_jobs);
-    perform pgqueue._add_dependencies(v_children);
+    perform pgqueue._add_dependencies(v_children, v_traceless);
     return v_outcomes;
 exception when others then
     if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
