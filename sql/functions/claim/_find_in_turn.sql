@@ -325,7 +325,9 @@ begin
         cross join lateral (
             select j.ctid as row_ctid, j.id, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
             from pgqueue.jobs j
+            -- What is locked may have moved since it was found.
             where j.ctid = w.row_ctid and j.state in ('waiting', 'failed') and j.lane_key is null and j.ready_at <= p_now
+                and j.queue = p_lane.queue and j.priority = p_lane.priority
                 and j.ctid <> all (p_skipped)
             for update skip locked
         ) j
