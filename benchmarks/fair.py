@@ -25,7 +25,7 @@ _FLOOD = sized(100_000)
 _STARTS = sized(10_000, least=3_000)
 _TENANTS = _STARTS // 100
 _ROUNDS = max(9, round(60 * float(os.environ.get(SCALE, "1"))))
-# How many claims of so many jobs are a round.
+# By the size of a claim: how many claims make a round.
 _CLAIMS = {100: 3, 10: 15, 1: 60}
 _HELD = sized(100_000, least=20_000)
 _TENTHS = 10
