@@ -191,6 +191,17 @@ def test_an_idle_worker_looks_again_in_a_moment_where_only_its_tenants_slots_are
     assert row.next_due == clock.now()
 
 
+def test_an_idle_worker_is_told_of_a_job_that_came_back_at_once(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    hello(conn, "w", 10)
+    fill(conn, a=1)
+    column(conn, "release", *pairs(reserve(conn, 1)))
+    clock.advance("10 s")
+    maintain(conn)
+    [row] = table(conn, "idle", "w")
+    assert row.next_due == clock.now()
+
+
 def test_a_job_is_not_handed_past_it(conn: psycopg.Connection, database: Database) -> None:
     idle = Idle(database)
     hello(conn, "w", 10)

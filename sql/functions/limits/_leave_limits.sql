@@ -61,13 +61,18 @@ begin
     -- In fair queues the jobs of a tenant at its limit are not blocked.
     perform pgqueue._wake(f.queue, v_now, 1, null)
     from (
+        select distinct u.name
+        from unnest(p_limit_keys) u (name)
+        where (select num_nonnulls(l.max_executing, l.max_cost) from pgqueue._limits_of(null, null, null, u.name) l) > 0
+    ) k
+    -- Depends on k, so that no lane is read for jobs that have no such limit.
+    cross join lateral (
         select distinct a.queue, a.priority
         from pgqueue.lanes a
-        where a.is_fair and exists (select from pgqueue.idle_workers i where i.queue in (a.queue, '') and i.until > v_now)
+        where a.is_fair and k.name is not null
+            and exists (select from pgqueue.idle_workers i where i.queue in (a.queue, '') and i.until > v_now)
     ) f
-    cross join (select distinct u.name from unnest(p_limit_keys) u (name)) k
-    where (select num_nonnulls(l.max_executing, l.max_cost) from pgqueue._limits_of(null, null, null, k.name) l) > 0
-        and pgqueue._first_of_tenant(f.queue, f.priority, pgqueue._lane_of(k.name)) <= v_now;
+    where pgqueue._first_of_tenant(f.queue, f.priority, pgqueue._lane_of(k.name)) <= v_now;
 end
 $$;
 

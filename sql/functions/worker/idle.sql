@@ -181,7 +181,10 @@ begin
     end if;
     -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does
     -- not count: that job waits for the limit, and the later ones wait behind it.
-    select min(first.ready_at) filter (where not l.is_fair), min(first.ready_at) filter (where l.is_fair)
+    select
+        -- What comes back at once waits for no turn.
+        min(first.ready_at) filter (where not l.is_fair or r.resumed),
+        min(first.ready_at) filter (where l.is_fair and not r.resumed)
     into v_next_due, v_turn_due
     from (
         select a.*
