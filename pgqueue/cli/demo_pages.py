@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -47,13 +48,14 @@ def keep_open(dsn: str, port: int) -> None:
                 shop.enqueue_second(connection, second)
                 time.sleep(1)
     finally:
-        # A new connection: the other one may have been interrupted in a statement.
-        with _connect(dsn) as connection:
+        # A new connection: the other one may have been interrupted in a statement. No signal ends this process any
+        # more, so a database that is gone must not hold it.
+        with suppress(psycopg.OperationalError), _connect(dsn) as connection:
             _delete_what_waits(connection, shop)
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row)
+    return psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row, connect_timeout=5)
 
 
 def _delete_what_waits(connection: psycopg.Connection[Any], shop: Any) -> None:
