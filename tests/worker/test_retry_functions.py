@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
 import pytest
 
 from pgqueue import App
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
 from tests.calls import call, enqueue, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -49,6 +53,29 @@ async def test_no_other_end_waits_for_a_function_that_does_not_return(
         await wait_until_async(lambda: state(conn, again) == "failed")
         assert "not asked" in job(conn, again).errors[0]["policy_error"]
         assert not _asks(conn)
+
+
+async def test_a_worker_that_ends_when_no_job_is_left_ends_after_a_failure_on_which_a_function_decides(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def fails() -> None:
+        raise ValueError("no")
+
+    # The worker has found nothing else to do by then, and waits for this end.
+    conn.execute(
+        """
+        create schema app;
+        create function app.policy(job jsonb, error jsonb) returns interval language plpgsql
+        set search_path = pg_catalog, pg_temp as $$ begin perform pg_sleep(0.3); return '1 h'; end $$;
+        """
+    )
+    call(conn, "set_retry_function", "fails", "app.policy")
+    failing = enqueue(conn, "fails")
+    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run(), 60)
+    assert state(conn, failing) == "failed"
 
 
 def _asks(conn: psycopg.Connection) -> bool:

@@ -152,6 +152,8 @@ class Trade:
                     self._tell.end_lost(held, "its handler failed")
                 else:
                     self._tell.failed(held, row.outcome, row.note)
+        # A worker that ends with its last job waits for this one, whichever loop has reported it.
+        self._state.freed.set()
 
     def settle_own(self, held: Held) -> None:
         """The handler has ended this job in its own transaction."""
