@@ -135,6 +135,28 @@ async def test_a_woken_worker_claims_while_its_call_of_idle_is_under_way(
         assert await done(conn, enqueue(conn)) == ["succeeded"]
 
 
+async def test_a_worker_whose_call_of_idle_was_cut_off_calls_it_again(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    locker = database.connect(autocommit=False)
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        locker.execute("lock table pgqueue.idle_workers in share mode")
+        waits = (
+            "select max(pid) from pg_stat_activity where datname = current_database()"
+            " and wait_event_type = 'Lock' and query ~ 'pgqueue.idle' and pid <> %s"
+        )
+        first = await wait_until_async(lambda: value(conn, waits, 0))
+        # As code of a handler does that cancels all asyncio tasks.
+        [claiming] = [each for each in asyncio.all_tasks() if each.get_name() == "pgqueue-claiming"]
+        claiming.cancel()
+        # On another connection, for the state of the one before is not known.
+        await wait_until_async(lambda: value(conn, waits, first))
+        locker.rollback()
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
 async def test_a_worker_woken_for_nothing_still_wakes_at_the_next_due_time(
     app: App, database: Database, conn: psycopg.Connection
 ) -> None:

@@ -160,7 +160,12 @@ class Sleeper:
         lasts = config.poll_interval if offer is None else min(config.poll_interval, OFFER_FOR)
         # due_changed() counts from here on: its job may be newer than the reply.
         self._registration.calls_idle_at = math.inf
-        reply = await self._link.perform(consume.idle(config.name, config.queues, lasts, memory.reported(), offer))
+        try:
+            reply = await self._link.perform(consume.idle(config.name, config.queues, lasts, memory.reported(), offer))
+        except BaseException:
+            # Else nothing would ever call it again.
+            self._registration.calls_idle_at = 0.0
+            raise
         now = time.monotonic()
         self.answered_at = now
         self._handoffs.clock_read(reply.clock, self._link.sent_at)
