@@ -31,8 +31,11 @@ def keep_running(
     """
 
     async def run() -> None:
+        pause = 0.0
         while True:
             try:
+                if pause:
+                    await asyncio.sleep(pause)
                 await loop()
                 return
             except asyncio.CancelledError:
@@ -47,6 +50,6 @@ def keep_running(
             except Exception as error:
                 log.exception("the %s loop of worker %s crashed; it starts again", name, worker)
                 on_error(error, f"{name} loop")
-            await asyncio.sleep(uniform(0.5, 1.5))
+            pause = uniform(0.5, 1.5)
 
     return asyncio.create_task(run(), name=f"pgqueue-{name}")
