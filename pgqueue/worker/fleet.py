@@ -38,7 +38,8 @@ _EACH = ("ready", "running", "buffered", "held", "succeeded", "failed", "last_re
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One database. `refusal`: why its worker could not start; `settled`: it has started, or was refused once."""
+    """One database. `refusal`: why its worker could not start; `settled`: it has started, was refused once, or will not
+    start."""
 
     name: str
     dsn: str
@@ -257,6 +258,8 @@ class Fleet:
                     await self._ending.wait()
             pause = min(2 * pause, _LONGEST_PAUSE)
             self._renew(place)
+        # Also where it was stopped before this began.
+        place.settled.set()
 
     async def _note_start(self, place: _Place) -> None:
         await place.worker.started.wait()

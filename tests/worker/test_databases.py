@@ -426,6 +426,14 @@ def test_the_command_serves_them_and_labels_its_metrics(
         worker.kill()
 
 
+@pytest.mark.parametrize("how", ["stop", "retire"])
+async def test_workers_that_are_stopped_before_they_start_end(how: str, database: Database, second: Database) -> None:
+    fleet = Fleet(App(), (database.dsn, second.dsn), WorkerConfig())
+    # A signal that comes while the port of the health endpoint is opened.
+    (fleet.stop if how == "stop" else fleet.retire)()
+    assert await asyncio.wait_for(fleet.run(), 60) is True
+
+
 @pytest.mark.covers("L7")
 def test_a_supervisor_gives_back_in_every_database_what_a_dead_process_held(
     database: Database, second: Database, conn: psycopg.Connection, other: psycopg.Connection, tmp_path: Path
