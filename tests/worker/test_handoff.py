@@ -332,6 +332,25 @@ async def test_a_hand_off_that_does_not_arrive_comes_back_when_the_registration_
     assert jobs.ran == {job_id: 1, later: 1}
 
 
+async def test_a_hand_off_that_does_not_arrive_comes_back_also_where_the_loop_that_claims_is_started_again(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    # By its lease it would come back after an hour.
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=3600) as a:
+        await ready(conn, a)
+        heard: list[str] = []
+        a._hearing.handed_off = heard.append
+        job_id = enqueue(conn)
+        await wait_until_async(lambda: heard)
+        # In a second it will be looked for.
+        a._intake.compare_soon()
+        [claiming] = [each for each in asyncio.all_tasks() if each.get_name() == "pgqueue-claiming"]
+        claiming.cancel()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert jobs.ran == {job_id: 1}
+
+
 async def test_a_claim_under_way_is_not_taken_for_a_hand_off_that_was_lost(
     database: Database, conn: psycopg.Connection
 ) -> None:

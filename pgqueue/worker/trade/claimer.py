@@ -63,7 +63,6 @@ class Claimer:
                     await self._links.first.perform(consume.announce("pgqueue_last", ""))
         finally:
             await self._sleeper.close()
-            self._intake.close()
 
     async def _claim_forever(self) -> None:
         while not self._state.stopping.is_set():

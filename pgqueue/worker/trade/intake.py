@@ -139,11 +139,6 @@ class Intake:
         else:
             self._compares_again = True
 
-    def close(self) -> None:
-        """Compare no more hand-offs."""
-        if self._comparing is not None:
-            self._comparing.cancel()
-
     def _set_aside(self, rows: list[JobRow], deadline: float) -> list[JobRow]:
         rows, unreadable, put_back = set_aside(rows, deadline)
         for held in unreadable:
