@@ -400,6 +400,32 @@ async def test_a_link_tries_again_at_once_when_another_came_up_during_its_failed
     assert outage.lasts is None
 
 
+async def test_an_outage_whose_only_call_was_cancelled_ends_with_the_next_answer(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.link.connection.FIRST_PAUSE", 600.0)
+    outage = Outage(database.dsn)
+    connects: list[Link] = []
+
+    async def fail_once(link: Link) -> None:
+        connects.append(link)
+        if len(connects) == 1:
+            raise OSError("a firewall has cut it")
+
+    link = Link(worker_dsn(database.dsn, "w"), outage, on_connect=fail_once)
+    try:
+        asking = asyncio.create_task(link.perform(Call(b"select 1", (), len)))
+        await wait_until_async(lambda: outage.lasts is not None)
+        # As a handler at its timeout, in a step.
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await link.perform(Call(b"select 1", (), len)) == 1
+        assert outage.lasts is None
+    finally:
+        await link.close()
+
+
 async def test_the_settings_of_a_role_do_not_reach_a_workers_sessions_and_those_of_the_dsn_do(
     database: Database, conn: psycopg.Connection
 ) -> None:

@@ -133,6 +133,9 @@ class Link:
                         answer = await self.perform_now(call, within)
                         if trouble is not None:
                             trouble.over()
+                        elif self._outage.since is not None and not self._outage.links_down:
+                            # The call that met it was cancelled before it was over.
+                            self._outage.ends()
                         return answer
                     except (InvalidArgument, LockTimeout):
                         raise

@@ -37,11 +37,11 @@ _REMIND = 60.0
 class Outage:
     """The outage state that all links of a worker share, so that one line is logged and not four.
 
-    `began_at` is the monotonic time at which the last outage began: connections made before that are not trusted any
-    more, for they may be silently dead. A server without capacity for another connection does not begin an outage: the
-    connections that it has are alive, and would not be accepted again. `refused_at` is the time at which the server's
-    own machine last refused a connection: proof that no server ran there, so no lease could be given away. A pooler's
-    refusal proves nothing, so with `pooled` it stays None.
+    `since` is the monotonic time at which the server went away; None: it is there. `began_at` is that at which the last
+    outage began: connections made before that are not trusted any more, for they may be silently dead. A server without
+    capacity for another connection does not begin an outage: the connections that it has are alive, and would not be
+    accepted again. `refused_at` is the time at which the server's own machine last refused a connection: proof that no
+    server ran there, so no lease could be given away. A pooler's refusal proves nothing: with `pooled` it stays None.
     """
 
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
@@ -51,7 +51,7 @@ class Outage:
         self._dsn = dsn
         self.error = ""
         self._place = describe_dsn(dsn)
-        self._since: float | None = None
+        self.since: float | None = None
         self._is_cut_off = False
         self._logged_at = 0.0
         self.links_down = 0
@@ -60,7 +60,7 @@ class Outage:
     @property
     def lasts(self) -> float | None:
         """For how many seconds the server has been away; None: it is there. `error` is the last reason."""
-        return None if self._since is None else time.monotonic() - self._since
+        return None if self.since is None else time.monotonic() - self.since
 
     def begins(self, error: BaseException) -> None:
         """A link went down, or is still down."""
@@ -68,18 +68,18 @@ class Outage:
         now = time.monotonic()
         if not self._is_cut_off and not _HAS_NO_ROOM.search(self.error):
             self._is_cut_off, self.began_at = True, now
-        if self._since is None:
-            self._since = self._logged_at = now
+        if self.since is None:
+            self.since = self._logged_at = now
             log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
         elif now - self._logged_at >= _REMIND:
             self._logged_at = now
-            log.warning("still cannot use %s after %.0f s (%s)", self._place, now - self._since, one_line(error))
+            log.warning("still cannot use %s after %.0f s (%s)", self._place, now - self.since, one_line(error))
 
     def ends(self) -> None:
         """No link is down any more."""
-        if self._since is not None:
-            log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
-            self._since, self._is_cut_off = None, False
+        if self.since is not None:
+            log.info("%s answers again after %.1f s", self._place, time.monotonic() - self.since)
+            self.since, self._is_cut_off = None, False
 
     def note_pooler(self) -> None:
         """A link found that there is a pooler in between."""
