@@ -318,10 +318,12 @@ class Worker:
         await prepare(self._app, self._links.second, self._events, self._runner.handlers, self._place)
         await take_name(self._identity, config.name, self._links.second)
         self._slots.join(self)
+        if config.listen and config.listen_dsn is not None:
+            # On the channel that a worker has once it is registered; and before a claim, whose job would be cut off.
+            await self._links.first.perform(self._registration.hello(), patient=False)
+            await self._listener.check()
         # The first claim raises now, and not later, if the database refuses these settings.
         await self._claimer.claim(1, patient=False)
-        if config.listen and config.listen_dsn is not None:
-            await self._listener.check()
         log.info(
             "worker %s on %s: %s, concurrency %s, queues %s",
             config.name,

@@ -13,10 +13,10 @@ from psycopg import sql
 
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
-from pgqueue.errors import InvalidArgument
+from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.worker import Worker
 from tests.calls import enqueue, enqueue_many, job, reserve, value
-from tests.databases import Database
+from tests.databases import Cloner, Database
 from tests.facts import wait_until_async
 from tests.workers import NEVER, done, is_asleep, working
 
@@ -185,6 +185,29 @@ async def test_a_worker_whose_settings_are_refused_leaves_nothing_behind(
         await worker.run()
     assert value(conn, "select count(*) from pgqueue.workers") == 0
     await wait_until_async(lambda: backends(conn, "w") == [])
+
+
+async def test_a_worker_that_cannot_listen_where_it_is_to_claims_no_job_before_it_says_so(
+    database: Database, conn: psycopg.Connection, cloner: Cloner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.link.listener._ECHO_WITHIN", 0.1)
+    app = App()
+    ran: list[int] = []
+
+    @app.task
+    def t(run: Job) -> None:
+        ran.append(run.id)
+
+    job_id = enqueue(conn)
+    other = cloner.migrated()
+    try:
+        with pytest.raises(ConfigError, match="do not arrive"):
+            await Worker(app, database.dsn, WorkerConfig(listen_dsn=other.dsn)).run()
+    finally:
+        cloner.drop(other)
+    found = job(conn, job_id)
+    assert (ran, found.state, found.claims) == ([], "waiting", 0)
+    assert value(conn, "select count(*) from pgqueue.workers") == 0
 
 
 async def test_a_worker_forgotten_after_a_long_silence_introduces_itself_again(
