@@ -117,6 +117,32 @@ async def test_a_result_that_the_server_never_takes_is_stored_as_a_failure_that_
     assert error["message"].startswith("a result of 500002 bytes could not be stored: ")
 
 
+async def test_a_large_end_survives_the_restart_of_its_loop_while_the_worker_asks_whether_the_server_answers(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    _refuse(conn, "max(octet_length(result::text)) > 300000 from inserted")
+    app = App()
+
+    @app.task(store_result=True, max_attempts=1)
+    async def returns() -> str:
+        return "x" * 500_000
+
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: worker.status()["started"])
+        # It is asked over this link, whose turn another call has.
+        async with worker._links.keeping._turn:
+            large = enqueue(conn, "returns")
+            await wait_until_async(lambda: "could not store 1 end" in caplog.text)
+            [reporting] = [each for each in asyncio.all_tasks() if each.get_name() == "pgqueue-large results"]
+            reporting.cancel()
+            await wait_until_async(lambda: "the large results loop" in caplog.text)
+            conn.execute(
+                "create or replace function public.refuse() returns trigger language plpgsql as"
+                " $$ begin return null; end $$"
+            )
+        assert await done(conn, large) == ["succeeded"]
+
+
 async def test_large_results_and_texts_of_errors_are_stored_as_they_are(
     database: Database, conn: psycopg.Connection
 ) -> None:

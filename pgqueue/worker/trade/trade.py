@@ -195,8 +195,12 @@ class Trade:
             self.report_again(batch)
             return
         [held] = batch
-        if size > LARGE and await self._server_answers(held):
-            held.refused += 1
+        try:
+            if size > LARGE and await self._server_answers(held):
+                held.refused += 1
+        except BaseException:
+            self.report_again(batch)
+            raise
         if held.refused >= _TRIES:
             why = f"a result of {size} bytes could not be stored: {one_line(error)}"
             log.error("%s: %s", held, why)
