@@ -247,6 +247,40 @@ async def test_whatever_a_handler_raises_before_it_first_waits_fails_its_job_and
     assert "could not be run" not in caplog.text
 
 
+class Unshown:
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("notes", [[Unshown()], Unshown()], ids=["a note", "notes"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_an_exception_that_cannot_be_shown_fails_its_job_and_costs_no_slot(
+    kind: str, notes: Any, database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    def fail() -> None:
+        error = ValueError("no")
+        error.__notes__ = notes
+        raise error
+
+    async def fail_on_loop() -> None:
+        fail()
+
+    app.task(name="t", max_attempts=1)(fail_on_loop if kind == "async" else fail)
+    job_id = enqueue(conn)
+    async with working(app, database.dsn, concurrency=1):
+        assert await done(conn, job_id) == ["dead"]
+    [error] = job(conn, job_id).errors
+    assert (error["class"], error["message"]) == ("ValueError", "no")
+    assert "raise error" in error["traceback"]
+    assert "is replaced" not in caplog.text
+
+
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
 def test_a_handler_starts_before_its_slot_goes_on_and_keeps_its_task_on_each_loop(
     library: str, database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 from pgqueue.signals import as_interval
 from pgqueue.worker.hold.held import Verdict
@@ -47,16 +49,25 @@ def _message(error: BaseException) -> str:
 
 
 def _trace(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> str:
-    found = traceback.TracebackException(kind, error, where, limit=-50, compact=True)
+    try:
+        return clean_trace("".join(_cut(traceback.TracebackException(kind, error, where, limit=-50, compact=True))))
+    except Exception as broken:
+        # An exception may hold any object. Whatever that does, the attempt fails by the exception.
+        return f"(its traceback cannot be shown: {type(broken).__name__})"
+
+
+def _cut(found: traceback.TracebackException) -> Iterator[str]:
     # Messages are cut before they are written: that splits them into lines, and a long one would push out the frames.
     waiting: list[traceback.TracebackException | None] = [found]
     while waiting:
         each = waiting.pop()
         if each is not None:
             each._str = _beginning(each._str)  # type: ignore[attr-defined]
-            each.__notes__ = each.__notes__ and [_beginning(note) for note in each.__notes__]
+            notes: Any = each.__notes__
+            if isinstance(notes, list):
+                each.__notes__ = [_beginning(note) if isinstance(note, str) else note for note in notes]
             waiting += [each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())]
-    return clean_trace("".join(found.format()))
+    return found.format()
 
 
 def _beginning(text: object) -> str:
