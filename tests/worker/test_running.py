@@ -94,6 +94,38 @@ async def test_a_sync_job_for_which_no_thread_can_be_started_is_given_back_and_r
     assert "could not be run" not in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_job_whose_end_cannot_be_determined_is_given_back_and_costs_no_slot(
+    kind: str,
+    database: Database,
+    conn: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App()
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def fails_on_loop() -> None:
+        fails()
+
+    app.task(name="t", max_attempts=1)(fails_on_loop if kind == "async" else fails)
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with working(app, database.dsn, concurrency=1) as worker:
+        monkeypatch.setattr(worker.handlers, "run", broken)
+        job_id = enqueue(conn)
+        await wait_until_async(lambda: job(conn, job_id).claims == 1 and job(conn, job_id).state == "waiting")
+        monkeypatch.undo()
+        Clock(conn).advance("11 s")
+        assert await done(conn, job_id) == ["dead"]
+    assert "could not be run and is given back" in caplog.text
+    assert "is replaced" not in caplog.text
+
+
 async def test_sync_jobs_share_the_threads_that_there_are(
     database: Database, conn: psycopg.Connection, refused_threads: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:

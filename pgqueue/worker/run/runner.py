@@ -342,6 +342,10 @@ class Runner:
         held, task, outcome = odd
         try:
             self._end(held, await self.handlers.run(held, task, outcome))
+        except BaseException as error:
+            if self._closed:
+                raise
+            self._not_run(held, error)
         finally:
             self.busy.discard(held)
             now = time.monotonic()
