@@ -195,6 +195,23 @@ async def test_a_result_is_stored_with_it_and_what_the_handler_does_after_it_cha
     assert any("its handler failed after that: LookupError: too late" in each.getMessage() for each in caplog.records)
 
 
+async def test_a_job_whose_transaction_is_committed_has_succeeded_whatever_the_formatter_says_of_a_later_error(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App(error_formatter=lambda error: {})
+
+    @app.task
+    async def t(job: Job) -> None:
+        async with job.transaction():
+            pass
+        raise LookupError("too late")
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn) as worker:
+        assert await done(conn, job_id) == ["succeeded"]
+        await wait_until_async(lambda: worker.completed == 1)
+
+
 async def test_the_users_own_connection_is_used(
     database: Database, conn: psycopg.Connection, written: Callable[[], list[int]]
 ) -> None:

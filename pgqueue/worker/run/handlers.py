@@ -281,8 +281,8 @@ class Handlers:
             log.warning(
                 "%s was completed by its own transaction, and its handler failed after that: %s: %s",
                 held,
-                held.error["class"],
-                held.error["message"],
+                held.error.get("class"),
+                held.error.get("message"),
             )
             return End.SETTLED
         await self._judge(held, task, error)
