@@ -98,6 +98,17 @@ def test_the_tasks_beyond_the_most_count_as_other() -> None:
     assert found["other"] == 50
 
 
+async def test_the_counts_of_more_queues_than_a_heartbeat_takes_go_with_several(database: Database) -> None:
+    # By itself it sends one a minute.
+    async with working(App(), database.dsn, lease=600.0) as worker:
+        ended = [held() for _ in range(2100)]
+        for number, each in enumerate(ended):
+            each.row = each.row._replace(queue=f"q{number}")
+        worker.counts.succeeded(ended)
+        await worker._registration.report()
+        assert worker.counts.take("beat") == []
+
+
 def test_buckets_hold_values_up_to_their_bound() -> None:
     times = Times()
     for bound in (*BOUNDS, 10_000.0):

@@ -14,6 +14,9 @@ from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import memory
 from pgqueue.worker.tell.counts import Counts, Entry, Trouble
 
+# Entries that beat() takes at a time.
+_MOST = 1000
+
 
 class Registration:
     """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`.
@@ -59,28 +62,31 @@ class Registration:
     async def report_rest(self) -> None:
         """Send the counts since the last heartbeat, if there are any."""
         if counted := self._counts.take("beat"):
-            await self._link.perform(self._beat(counted, self._counts.take_troubles()))
+            await self._send(counted)
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
         counted = self._counts.take("beat")
         if self.is_idle and not counted:
             return
+        if not await self._send(counted):
+            # Deregistered after minutes of silence, on a laptop that was suspended.
+            await self._link.perform(self.hello())
+
+    async def _send(self, counted: list[Entry]) -> bool:
+        """Send these counts; False: the worker is not registered. What does not arrive goes with the next heartbeat."""
         troubles = self._counts.take_troubles()
         try:
-            is_registered = await self._link.perform(self._beat(counted, troubles))
-        except BaseException:
-            self._put_back(counted, troubles)
-            raise
-        if not is_registered:
-            # Deregistered after minutes of silence, on a laptop that was suspended.
-            self._put_back(counted, troubles)
-            await self._link.perform(self.hello())
+            while True:
+                if not await self._link.perform(self._beat(counted[:_MOST], troubles)):
+                    return False
+                counted, troubles = counted[_MOST:], []
+                if not counted:
+                    return True
+        finally:
+            self._counts.put_back("beat", counted)
+            self._counts.put_back_troubles(troubles)
 
     def _beat(self, counted: Sequence[Entry], troubles: Sequence[Trouble]) -> Call[bool]:
         told = [each.as_dict() for each in troubles]
         return presence.beat(self._config.name, counted, memory.reported(), told)
-
-    def _put_back(self, counted: Sequence[Entry], troubles: Sequence[Trouble]) -> None:
-        self._counts.put_back("beat", counted)
-        self._counts.put_back_troubles(troubles)
