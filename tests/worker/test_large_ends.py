@@ -42,6 +42,11 @@ def test_a_long_message_is_cut_where_the_error_is_described_and_keeps_its_frames
     assert "KeyError: 'xxx" in trace
 
 
+def test_the_class_of_an_error_is_text_that_postgresql_can_hold() -> None:
+    odd = type("Odd", (Exception,), {"__module__": "\0\ud800"})
+    assert describe(odd("no"))["class"] == "\ufffd?.Odd"
+
+
 @pytest.mark.parametrize("value", ["\0", "\\\0", ["a", "\\\\\0"], {"a\0": 1}])
 def test_a_result_with_a_nul_is_refused(value: object) -> None:
     with pytest.raises(InvalidArgument, match="NUL"):

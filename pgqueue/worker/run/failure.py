@@ -28,7 +28,7 @@ def describe(error: BaseException) -> dict[str, object]:
     where = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename.startswith(_OURS):
         where = where.tb_next
-    return {"class": name, "message": clean(_message(error)), "traceback": _trace(kind, error, where)}
+    return {"class": clean(name), "message": clean(_message(error)), "traceback": _trace(kind, error, where)}
 
 
 def clean(text: str) -> str:
