@@ -409,6 +409,38 @@ async def test_a_hook_that_raises_is_logged_and_harms_nothing(
     assert "the error formatter failed" in caplog.text
 
 
+async def test_a_hook_that_is_cancelled_keeps_no_other_from_being_called_at_the_end(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.tell.events._STOP_HOOKS", 60.0)
+    app = App()
+    began = asyncio.Event()
+    stopped: list[str] = []
+
+    @app.on_dead
+    async def waits(_: Dead) -> None:
+        began.set()
+        # Until the worker waits for it.
+        await wait_until_async(lambda: any(each.get_name() == "pgqueue-end" for each in asyncio.all_tasks()))
+        raise asyncio.CancelledError
+
+    @app.on_stop
+    async def stop() -> None:
+        stopped.append("stop")
+
+    @app.task(max_attempts=1)
+    async def t() -> None:
+        raise ValueError
+
+    enqueue(conn, "t")
+    worker = pgqueue.worker.Worker(app, database.dsn)
+    running = asyncio.create_task(worker.run())
+    await began.wait()
+    worker.stop()
+    assert await running is True
+    assert stopped == ["stop"]
+
+
 @pytest.mark.covers("L14")
 async def test_errors_outside_handlers_have_a_hook(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,8 @@ class Events:
             self._call_later(self._app.call("dead", dead_of(self._jobs.of(held), held)))
 
     async def _stop_hooks(self) -> None:
-        await asyncio.gather(*self._calls)
+        # One that is cancelled, by itself or by code outside, keeps no other from being called.
+        await asyncio.gather(*self._calls, return_exceptions=True)
         if self._is_started:
             await self._lifetime.stop()
 
