@@ -122,6 +122,29 @@ async def test_a_result_that_the_server_never_takes_is_stored_as_a_failure_that_
     assert error["message"].startswith("a result of 500002 bytes could not be stored: ")
 
 
+async def test_an_end_that_the_server_refuses_keeps_no_other_from_being_stored_and_is_stored_when_it_is_accepted(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    # As a trigger of a user does.
+    _refuse(conn, "bool_or(task = 'bad') from inserted", "raise_exception")
+    app, come = App(), asyncio.Event()
+
+    async def waits() -> None:
+        await come.wait()
+
+    for name in ("good", "bad"):
+        app.task(name=name)(waits)
+    jobs = [enqueue(conn, name) for name in ("good", "bad", "good", "good")]
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: worker.status()["running"] == 4)
+        come.set()
+        assert await done(conn, jobs[0], *jobs[2:]) == ["succeeded"] * 3
+        assert job(conn, jobs[1]).state == "executing"
+        _accept(conn)
+        assert await done(conn, jobs[1]) == ["succeeded"]
+    assert value(conn, "select max(attempts) from pgqueue.history") == 1
+
+
 async def test_a_large_end_survives_the_restart_of_its_loop_while_the_worker_asks_whether_the_server_answers(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,10 +164,7 @@ async def test_a_large_end_survives_the_restart_of_its_loop_while_the_worker_ask
             [reporting] = [each for each in asyncio.all_tasks() if each.get_name() == "pgqueue-large results"]
             reporting.cancel()
             await wait_until_async(lambda: "the large results loop" in caplog.text)
-            conn.execute(
-                "create or replace function public.refuse() returns trigger language plpgsql as"
-                " $$ begin return null; end $$"
-            )
+            _accept(conn)
         assert await done(conn, large) == ["succeeded"]
 
 
@@ -270,18 +290,25 @@ def _sizes(ends: Ends, *, large: bool = False) -> list[list[int]]:
     return found
 
 
-def _refuse(conn: psycopg.Connection, what: str) -> None:
-    """Have the server cancel each statement that ends such jobs, as it does with one that takes too long."""
+def _refuse(conn: psycopg.Connection, what: str, by: str = "query_canceled") -> None:
+    """Have the server refuse each statement that ends such jobs; by default as it does with one that takes too long."""
     conn.execute(
         f"""
         create function public.refuse() returns trigger language plpgsql as $$
         begin
             if (select {what}) then
-                raise exception 'too much' using errcode = 'query_canceled';
+                raise exception 'too much' using errcode = '{by}';
             end if;
             return null;
         end $$;
         create trigger refuse after insert on pgqueue.history
         referencing new table as inserted for each statement execute function public.refuse();
         """.encode()
+    )
+
+
+def _accept(conn: psycopg.Connection) -> None:
+    """Have it accept them from now on."""
+    conn.execute(
+        "create or replace function public.refuse() returns trigger language plpgsql as $$ begin return null; end $$"
     )

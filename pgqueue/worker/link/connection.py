@@ -291,6 +291,11 @@ def is_too_much(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) in ("57014", "53200")
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the server refused a call for a reason that does not pass by itself, such as a user's trigger."""
+    return isinstance(error, psycopg.Error) and error.sqlstate is not None and not _PASSING.match(error.sqlstate)
+
+
 def is_cut_off(error: BaseException) -> bool:
     """Return whether the connection broke during a call, with no error of the server."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None

@@ -13,7 +13,7 @@ from pgqueue.errors import InvalidArgument
 from pgqueue.logs import how_many, one_line
 from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.outbox import LARGE
-from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_too_much
+from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_refusal, is_too_much
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process.state import State
 
@@ -114,8 +114,8 @@ class Exchange:
 
         Raises InvalidArgument when the server refuses something and has changed nothing. Any other error leaves it
         open whether anything was stored; with ends one is also raised when they may be too much for the server (see
-        `is_too_much`), or when the connection breaks while a large one is on its way. With `ask` the server asks the
-        retry functions of tasks; without, it leaves what they decide on undecided.
+        `is_too_much`), when it refuses one of them, or when the connection breaks while a large one is on its way. With
+        `ask` the server asks the retry functions of tasks; without, it leaves what they decide on undecided.
         """
         succeeded = End.SUCCEEDED
         completed = [held for held in batch if held.ended is succeeded]
@@ -141,7 +141,9 @@ class Exchange:
                 patient=patient and not (batch and max_jobs),
                 # Bytes take their time, whatever the lease is.
                 within=CALL_TIMEOUT if is_large else None,
-                gives_up=(lambda error: is_too_much(error) or ((is_large or ask) and is_cut_off(error)))
+                gives_up=(
+                    lambda error: is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
+                )
                 if batch
                 else None,
             )

@@ -13,7 +13,7 @@ from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import how_many, one_line
 from pgqueue.worker.hold.held import End, Held, Holding, Verdict
 from pgqueue.worker.hold.outbox import LARGE, Outbox
-from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.connection import Link, is_refusal
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.failure import clean
 from pgqueue.worker.run.runner import Runner
@@ -196,7 +196,7 @@ class Trade:
             return
         [held] = batch
         try:
-            if size > LARGE and await self._server_answers(held):
+            if size > LARGE and not is_refusal(error) and await self._server_answers(held):
                 held.refused += 1
         except BaseException:
             self.report_again(batch)
