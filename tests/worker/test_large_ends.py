@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from decimal import Decimal
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
-from pgqueue.errors import InvalidArgument
+from pgqueue.errors import InvalidArgument, LockTimeout
 from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
 from pgqueue.worker.process.state import State
@@ -252,13 +253,32 @@ async def test_ends_that_wait_when_a_loop_of_reports_is_restarted_wait_for_no_ot
     loop.cancel()
 
 
-class _Trade:
-    """Notes what is to be reported, over any connection."""
+async def test_a_locked_job_that_goes_back_is_reported_once_more_where_the_next_one_cannot_be_given_back() -> None:
+    first, second = _succeeded(0), _succeeded(0)
+    for held in (first, second):
+        held.ended = End.RELEASED
+    second.delay = 10.0
+    trade = _Trade()
+    # The first one was held when it was to be given back, and is still reserved.
+    trade.answers = [[], [first.pair], LockTimeout("locked")]
+    reporter = Reporter(*("w", App(), trade, trade, Outbox(State()), *([trade] * 4)))  # type: ignore[arg-type]
+    with pytest.raises(LockTimeout):
+        await reporter._report_returns([first, second])
+    assert (trade.later, trade.again) == ([first], [second])
 
-    second = None
+
+class _Trade:
+    """Notes what is to be reported, over any connection, and when again; `answers` are those of the server."""
 
     def __init__(self) -> None:
         self.reported: list[Held] = []
+        self.later: list[Held] = []
+        self.again: list[Held] = []
+        self.answers: list[Any] = []
+
+    @property
+    def second(self) -> _Trade:
+        return self
 
     def free(self) -> None: ...
 
@@ -270,6 +290,19 @@ class _Trade:
     async def exchange(self, link: object, max_jobs: int, batch: list[Held]) -> int:
         self.reported += batch
         return 0
+
+    async def perform(self, call: object) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def report_later(self, held: Held) -> None:
+        held.is_locked = True
+        self.later.append(held)
+
+    def report_again(self, batch: list[Held]) -> None:
+        self.again += batch
 
     @property
     def freed(self) -> asyncio.Event:

@@ -101,7 +101,9 @@ class Reporter:
         except BaseException:
             while several := locked.take() or locked.take(large=True):
                 self._trade.report_again(several)
-            self._trade.report_again([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
+            # But for those that are locked: they are reported again in a second.
+            goes_back = [held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)]
+            self._trade.report_again([held for held in goes_back if not held.is_locked])
             raise
 
     async def _snooze(self, held: Held) -> None:
