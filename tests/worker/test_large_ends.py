@@ -15,7 +15,7 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument, LockTimeout
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import End, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.failure import describe
@@ -257,11 +257,13 @@ async def test_a_locked_job_that_goes_back_is_reported_once_more_where_the_next_
     first, second = _succeeded(0), _succeeded(0)
     for held in (first, second):
         held.ended = End.RELEASED
-    second.delay = 10.0
+    second.pair, second.delay = (2, 1), 10.0
+    holding = Holding()
+    holding.add(first, second)
     trade = _Trade()
     # The first one was held when it was to be given back, and is still reserved.
     trade.answers = [[], [first.pair], LockTimeout("locked")]
-    reporter = Reporter(*("w", App(), trade, trade, Outbox(State()), *([trade] * 4)))  # type: ignore[arg-type]
+    reporter = Reporter(*("w", App(), trade, trade, Outbox(State()), holding, *([trade] * 3)))  # type: ignore[arg-type]
     with pytest.raises(LockTimeout):
         await reporter._report_returns([first, second])
     assert (trade.later, trade.again) == ([first], [second])

@@ -15,6 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
+from pgqueue.worker.hold.held import End
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -196,6 +197,32 @@ async def test_a_handler_that_ends_before_it_learns_of_its_loss_is_fenced_off(
             assert (worker.completed, worker.failed) == (0, 0)
     found = job(conn, job_id)
     assert (found.state, found.reserved_by, found.reservation) == ("executing", "thief", reservation)
+
+
+async def test_an_end_whose_job_is_gone_when_it_is_to_be_reported_again_is_told_as_lost_and_wakes_the_worker(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = asyncio.Event()
+    told: list[str] = []
+    app.on_event(lambda event: told.append(event.kind))
+
+    @app.task
+    async def t() -> None:
+        await go.wait()
+
+    enqueue(conn)
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: "started" in told)
+        [held] = worker._holding.held.values()
+        # The report of its end was not answered in time, and the extension of its lease found it gone.
+        held.ended = End.SUCCEEDED
+        worker._holding.remove(held)
+        worker._state.freed.clear()
+        worker._trade.report_again([held])
+        assert told[-1] == "lost"
+        assert worker._state.freed.is_set()
+        go.set()
 
 
 async def test_a_job_that_comes_back_to_the_same_worker_runs_under_the_new_reservation_only(

@@ -101,9 +101,9 @@ class Reporter:
         except BaseException:
             while several := locked.take() or locked.take(large=True):
                 self._trade.report_again(several)
-            # But for those that are locked: they are reported again in a second.
-            goes_back = [held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)]
-            self._trade.report_again([held for held in goes_back if not held.is_locked])
+            # But for those that went back, and those that are locked, which are reported again in a second.
+            left = [held for held in batch if held.pair in self._holding.held and not held.is_locked]
+            self._trade.report_again([held for held in left if held.ended in (End.RELEASED, End.SNOOZED)])
             raise
 
     async def _snooze(self, held: Held) -> None:

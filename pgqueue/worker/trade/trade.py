@@ -164,10 +164,14 @@ class Trade:
             self._tell.succeeded([held])
 
     def report_again(self, batch: list[Held]) -> None:
-        """Report these ends again. A job that was lost meanwhile is forgotten."""
+        """Report these ends again. A job that was lost meanwhile has no other."""
         for held in batch:
             if held.pair in self._holding.held:
                 self._outbox.put(held)
+            else:
+                self._tell.end_lost(held, "its handler ended")
+                # A worker that ends with its last job waits for it.
+                self._state.freed.set()
 
     def report_later(self, held: Held) -> None:
         """Another session has locked this job's row: report its end again, in a second."""
