@@ -7,10 +7,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pgqueue import App
+from pgqueue.errors import LockTimeout
 from tests.calls import call, enqueue, state, value
-from tests.facts import wait_until
+from tests.databases import Database
+from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
-from tests.workers import write_module
+from tests.workers import working, write_module
 
 TASKS = """
     import asyncio, pathlib
@@ -87,6 +90,26 @@ def test_a_command_that_was_given_while_the_worker_was_cut_off_is_obeyed(
     # As if the notification had been lost.
     conn.execute("update pgqueue.workers set command = 'quiet', commanded_at = now()")
     wait_until(lambda: obeys(conn, "w"))
+
+
+async def test_a_command_is_carried_out_also_where_reporting_it_fails_at_first(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with working(App(), database.dsn, name="w") as worker:
+        orders = worker._orders
+        ask = orders._ask
+        refused: list[str] = []
+
+        async def refuse_once() -> str:
+            if orders._obeys == "quiet" and not refused:
+                refused.append("quiet")
+                raise LockTimeout("a migration has locked the table")
+            return await ask()
+
+        monkeypatch.setattr(orders, "_ask", refuse_once)
+        call(conn, "quiet_worker", "w")
+        await wait_until_async(lambda: worker.status()["quiet"])
+        assert refused
 
 
 def test_a_supervisor_replaces_a_worker_that_was_stopped(conn: psycopg.Connection, start_worker: Start) -> None:

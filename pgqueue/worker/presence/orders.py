@@ -138,8 +138,13 @@ class Orders:
             self._obeys = wanted
             self._lose_name()
         elif wanted in ("run", "quiet", "stop", "kill"):
-            self._obeys = wanted
-            await self._ask()
+            before, self._obeys = self._obeys, wanted
+            try:
+                await self._ask()
+            except BaseException:
+                # Not carried out: it is read again.
+                self._obeys = before
+                raise
             log.info("an operator's command came through the database: %s", wanted)
             if wanted == "run":
                 self.resume()
