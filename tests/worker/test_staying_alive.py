@@ -21,6 +21,7 @@ from psycopg import sql
 from pgqueue import App, Job
 from pgqueue.config import worker_dsn
 from pgqueue.db.call import Call
+from pgqueue.errors import UnsupportedOption
 from pgqueue.worker.link.connection import Link, connect
 from pgqueue.worker.link.outage import Outage, Trouble, refused
 from tests.calls import enqueue, enqueue_many, job, value
@@ -398,6 +399,25 @@ async def test_a_link_tries_again_at_once_when_another_came_up_during_its_failed
         await link.close()
     assert attempts == 2
     assert outage.lasts is None
+
+
+async def test_a_plan_that_a_migration_has_outdated_fails_no_call(database: Database, conn: psycopg.Connection) -> None:
+    answer = Call(b"select * from public.answer()", (), list)
+    conn.execute("create function public.answer() returns table (a int) language sql as 'select 1'")
+    link = Link(worker_dsn(database.dsn, "w"), Outage(database.dsn))
+    try:
+        # Prepared by then.
+        for _ in range(5):
+            assert await link.perform(answer) == [(1,)]
+        conn.execute("drop function public.answer()")
+        conn.execute("create function public.answer() returns table (a int, b int) language sql as 'select 1, 2'")
+        assert await link.perform(answer) == [(1, 2)]
+        assert link.connects == 2
+        # What no session can do is raised.
+        with pytest.raises(UnsupportedOption):
+            await link.perform(Call(b"do $$ begin raise feature_not_supported; end $$", (), list))
+    finally:
+        await link.close()
 
 
 async def test_an_outage_whose_only_call_was_cancelled_ends_with_the_next_answer(

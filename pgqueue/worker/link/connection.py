@@ -127,6 +127,7 @@ class Link:
                 answers = self._outage.answers
                 is_sent = False
                 async with self._turn:
+                    connects = self.connects
                     try:
                         await self._ensure_connected()
                         is_sent = True
@@ -140,9 +141,11 @@ class Link:
                     except (InvalidArgument, LockTimeout):
                         raise
                     except UnsupportedOption:
-                        # A migration may have outdated a plan of this session.
+                        # A migration may have outdated a plan of this session; another session makes its own.
                         await self.close()
-                        raise
+                        if self.connects > connects:
+                            raise
+                        continue
                     except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
                         await self.close()
                         if self._prepares and shows_pooler(error):
