@@ -60,7 +60,8 @@ def test_an_interrupted_bulk_command_says_how_many_were_changed(database: Databa
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: value(conn, "select true from pg_stat_activity where wait_event = 'PgSleep'"))
+    sleeps = "select true from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
+    wait_until(lambda: value(conn, sleeps))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

@@ -309,7 +309,11 @@ def test_the_database_goes_away_and_comes_back(
     assert ask("GET", "/audit", at=address).status_code == 200
     admin = psycopg.connect(uri(database.dsn, dbname="postgres"), autocommit=True)
     admin.execute(f"alter database {database.name} allow_connections false".encode())
-    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgqueue web'")
+    admin.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = %s and application_name = 'pgqueue web'",
+        [database.name],
+    )
     try:
         assert ask("GET", "/audit", at=address).status_code == 503
     finally:

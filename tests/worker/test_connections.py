@@ -166,7 +166,8 @@ async def test_a_worker_that_is_stopped_while_it_starts_leaves_nothing_behind(
     await wait_until_async(
         lambda: value(
             conn,
-            "select bool_or(wait_event_type = 'Lock') from pg_stat_activity where application_name = 'pgqueue w'",
+            "select bool_or(wait_event_type = 'Lock') from pg_stat_activity"
+            " where datname = current_database() and application_name = 'pgqueue w'",
         )
     )
     assert value(conn, "select count(*) from pgqueue.workers") == 1

@@ -207,7 +207,8 @@ async def test_the_slots_of_a_claim_that_came_back_empty_go_to_the_other_databas
         holder.run("lock table pgqueue.jobs in access exclusive mode")
         other.execute("select pg_notify(channel, 'wake') from pgqueue.idle_workers")
         claims = (
-            "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%.reserve(%')"
+            "select exists (select from pg_stat_activity where datname = current_database()"
+            " and wait_event_type = 'Lock' and query like '%.reserve(%')"
         )
         await wait_until_async(lambda: value(other, claims), 20)
         fill(conn, "a", 30)

@@ -128,7 +128,11 @@ async def test_a_give_back_that_the_network_delivers_late_takes_nothing_that_was
         proxy.cut_reply_with(b"marked")
         jobs = enqueue_many(conn, 3, "marked")
         await wait_until_async(lambda: proxy.holds)
-        stuck = value(conn, "select max(pid) from pg_stat_activity where application_name = 'pgqueue w'")
+        stuck = value(
+            conn,
+            "select max(pid) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'pgqueue w'",
+        )
         # It gives up, connects anew, gives back, and claims the three again.
         await wait_until_async(lambda: len(ran) == 3, timeout=15)
         held = [job(conn, each).reservation for each in jobs]
@@ -147,8 +151,8 @@ def _runs(conn: psycopg.Connection, statement: bytes) -> bool:
     return bool(
         value(
             conn,
-            "select exists (select from pg_stat_activity where application_name = 'pgqueue w'"
-            " and state = 'active' and query like %s)",
+            "select exists (select from pg_stat_activity where datname = current_database()"
+            " and application_name = 'pgqueue w' and state = 'active' and query like %s)",
             f"%{statement.decode()}%",
         )
     )

@@ -241,7 +241,10 @@ async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_oth
     enqueue(conn, queue="other")
     [others] = reserve(conn, 1, "w", queues=["other"], lease="1 hour")
     # It registers with each new connection.
-    conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgqueue w'")
+    conn.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'pgqueue w'"
+    )
     await wait_until_async(lambda: worker.status()["stopping"])
     go.set()
     assert await asyncio.wait_for(serving, 30) is True

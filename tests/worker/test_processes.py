@@ -109,7 +109,9 @@ def test_a_stopped_worker_that_wakes_after_its_lease_was_taken_changes_nothing(
     # Not in the middle of a transaction: that would hold the row, and a held row counts as held.
     wait_until(
         lambda: value(
-            conn, "select bool_and(state = 'idle') from pg_stat_activity where application_name like 'pgqueue %%'"
+            conn,
+            "select bool_and(state = 'idle') from pg_stat_activity"
+            " where datname = current_database() and application_name like 'pgqueue %%'",
         )
     )
     stopped.send(signal.SIGSTOP)

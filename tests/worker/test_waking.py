@@ -126,7 +126,10 @@ async def test_a_woken_worker_claims_while_its_call_of_idle_is_under_way(
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         # Readers pass: an enqueue sees which workers are idle.
         locker.execute("lock table pgqueue.idle_workers in share mode")
-        waits = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'pgqueue.idle')"
+        waits = (
+            "select exists (select from pg_stat_activity where datname = current_database()"
+            " and wait_event_type = 'Lock' and query ~ 'pgqueue.idle')"
+        )
         await wait_until_async(lambda: value(conn, waits))
         assert await done(conn, enqueue(conn)) == ["succeeded"]
         locker.rollback()
