@@ -14,7 +14,7 @@ T = TypeVar("T")
 _POLL_S = 0.01
 
 # On a machine that is busy everything takes longer. A fact that comes ends the wait, so patience costs nothing.
-_PATIENCE = 4
+PATIENCE = 4
 
 
 def wait_until(fact: Callable[[], T], timeout: float = 30) -> T:
@@ -25,25 +25,25 @@ def wait_until(fact: Callable[[], T], timeout: float = 30) -> T:
 
     wait_until(lambda: second.waits_behind(first))
     """
-    deadline = time.monotonic() + timeout * _PATIENCE
+    deadline = time.monotonic() + timeout * PATIENCE
     while True:
         value, reason = _ask(fact)
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"after {timeout * _PATIENCE:g} s still {reason or repr(value)}")
+            raise AssertionError(f"after {timeout * PATIENCE:g} s still {reason or repr(value)}")
         time.sleep(_POLL_S)
 
 
 async def wait_until_async(fact: Callable[[], T], timeout: float = 30) -> T:  # noqa: ASYNC109
     """The same for tests that run on the event loop, which goes on meanwhile."""
-    deadline = time.monotonic() + timeout * _PATIENCE
+    deadline = time.monotonic() + timeout * PATIENCE
     while True:
         value, reason = _ask(fact)
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"after {timeout * _PATIENCE:g} s still {reason or repr(value)}")
+            raise AssertionError(f"after {timeout * PATIENCE:g} s still {reason or repr(value)}")
         await asyncio.sleep(_POLL_S)
 
 

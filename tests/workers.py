@@ -19,7 +19,7 @@ from pgqueue import App, testing
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 from tests.calls import reserve_one, value
-from tests.facts import wait_until, wait_until_async
+from tests.facts import PATIENCE, wait_until, wait_until_async
 
 # Longer than any test, so that no worker polls.
 NEVER = 600.0
@@ -111,7 +111,8 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = 30) -> int:
-        return self.process.wait(timeout)
+        """Wait for its end, as patiently as for a fact; returns its exit code."""
+        return self.process.wait(timeout * PATIENCE)
 
     def is_alive(self) -> bool:
         return self.process.poll() is None

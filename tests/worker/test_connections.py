@@ -173,7 +173,7 @@ async def test_a_worker_that_is_stopped_while_it_starts_leaves_nothing_behind(
     assert value(conn, "select count(*) from pgqueue.workers") == 1
     worker.stop()
     holder.run("commit")
-    assert await asyncio.wait_for(running, 10) is True
+    assert await asyncio.wait_for(running, 60) is True
     assert value(conn, "select count(*) from pgqueue.workers") == 0
     await wait_until_async(lambda: backends(conn, "w") == [])
 

@@ -54,7 +54,7 @@ async def serving(app: App, *dsns: str, **settings: Any) -> AsyncIterator[Fleet]
         yield fleet
     finally:
         fleet.stop()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, 120)
 
 
 class Gate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -76,7 +77,8 @@ async def test_a_job_past_its_timeout_has_failed_and_its_handler_knows_why(
     errors = job(conn, job_id).errors
     assert [error["class"] for error in errors] == ["Timeout", "Timeout"]
     assert "timeout of 0.2 s" in errors[0]["message"]
-    assert all(each is not None and 0 < each <= 0.2 for each in left)
+    # On a busy machine its time may be over when it begins.
+    assert all(each is not None and each <= 0.2 for each in left)
 
 
 async def test_a_jobs_own_timeout_wins_and_who_ends_in_time_is_not_disturbed(
@@ -136,7 +138,7 @@ async def test_cancel_reaches_a_sync_handler_through_its_job(
         raise AssertionError("check() let it go on")
 
     job_id = enqueue(conn)
-    async with working(app, database.dsn, lease=600.0 if listen else 1.5, listen=listen, poll_interval=0.2):
+    async with working(app, database.dsn, lease=600.0 if listen else 4.5, listen=listen, poll_interval=0.2):
         await wait_until_async(started.is_set)
         assert call(conn, "cancel", job_id) == "requested"
         # Not with the next extension of the long lease, minutes later; of the short one, with that.
@@ -169,7 +171,7 @@ async def test_a_handler_in_a_thread_ends_at_its_next_step_when_it_is_cancelled(
         done_steps.append("went on")
 
     job_id = enqueue(conn, "workflow")
-    async with working(app, database.dsn, lease=1.5):
+    async with working(app, database.dsn, lease=4.5):
         await wait_until_async(lambda: done_steps == ["charge"])
         assert call(conn, "cancel", job_id) == "requested"
         assert await done(conn, job_id) == ["cancelled"]
@@ -202,11 +204,11 @@ async def test_a_flag_wakes_who_waits_for_it_on_the_loop_and_in_a_thread() -> No
     assert flag.wait(0.001) is False
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(flag, 0.001)
-    in_thread = asyncio.create_task(asyncio.to_thread(flag.wait, 10))
+    in_thread = asyncio.create_task(asyncio.to_thread(flag.wait, 60))
     waiting = asyncio.ensure_future(flag)
     await asyncio.sleep(0)
     threading.Thread(target=flag.raise_it, args=("enough",)).start()
-    assert await asyncio.wait_for(waiting, 5) is True
+    assert await asyncio.wait_for(waiting, 60) is True
     assert await in_thread is True
     assert (bool(flag), flag.reason) == (True, "enough")
     assert await flag is True
@@ -424,23 +426,32 @@ async def test_a_handler_that_blocks_the_loop_is_named_with_its_stack(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
+    go = asyncio.Event()
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "by task blocking;" in each.getMessage()]
 
     @app.task
     async def blocking() -> None:
-        threading.Event().wait(2.2)
+        until = time.monotonic() + 60
+        while not warnings() and time.monotonic() < until:
+            threading.Event().wait(0.1)
 
     @app.task
     async def innocent() -> None:
-        await asyncio.sleep(1.0)
+        await go.wait()
 
     with caplog.at_level(logging.WARNING, "pgqueue"):
         async with working(app, database.dsn):
             other = enqueue(conn, "innocent")
             await wait_until_async(lambda: job(conn, other).state == "executing")
-            await done(conn, enqueue(conn, "blocking"), other)
-    [warning] = [each.getMessage() for each in caplog.records if "event loop has been blocked" in each.getMessage()]
-    assert "by task blocking;" in warning
-    assert "threading.Event().wait(2.2)" in warning
+            blocks = enqueue(conn, "blocking")
+            await done(conn, blocks)
+            go.set()
+            await done(conn, other)
+    [warning] = warnings()
+    assert "event loop has been blocked" in warning
+    assert ", in blocking\n" in warning
 
 
 async def test_suspects_run_one_at_a_time_in_a_process(database: Database, conn: psycopg.Connection) -> None:
@@ -510,7 +521,7 @@ async def test_what_a_handler_has_spent_counts_for_nothing_when_its_reservation_
 
     job_id = enqueue(conn, cost=5)
     async with working(app, database.dsn):
-        await asyncio.wait_for(began.wait(), 15)
+        await wait_until_async(began.is_set)
         take_away(conn, job_id)
         go.set()
         await wait_until_async(lambda: held == [False])

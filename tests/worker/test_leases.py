@@ -51,10 +51,10 @@ async def test_a_job_longer_than_its_lease_runs_once_while_the_lease_is_extended
 
     app.task(name="t")(asynchronous if kind == "async" else synchronous)
     job_id = enqueue(conn)
-    async with working(app, database.dsn, name="a", lease=1.0), working(app, database.dsn, name="b", lease=1.0):
+    async with working(app, database.dsn, name="a", lease=3.0), working(app, database.dsn, name="b", lease=3.0):
         await wait_until_async(lambda: ran)
         first = lease_of(conn, job_id)
-        await wait_until_async(lambda: (lease_of(conn, job_id) - first).total_seconds() > 2.5)
+        await wait_until_async(lambda: (lease_of(conn, job_id) - first).total_seconds() > 3.5)
         go.set()
         go_sync.set()
         assert await done(conn, job_id) == ["succeeded"]
@@ -80,9 +80,9 @@ async def test_a_lost_lease_stops_the_async_handler_and_nothing_of_it_is_stored(
     job_id = enqueue(conn)
     with caplog.at_level(logging.WARNING, "pgqueue"):
         async with working(app, database.dsn, lease=2.0):
-            await asyncio.wait_for(started.wait(), 10)
+            await wait_until_async(started.is_set)
             reservation = take_away(conn, job_id)
-            await asyncio.wait_for(stopped.wait(), 5)
+            await wait_until_async(stopped.is_set)
             # Whatever the worker says of the job now comes before its answer to this.
             assert await done(conn, enqueue(conn, "t", queue="x", expires_in="1 us")) == ["cancelled"]
             found = job(conn, job_id)
@@ -107,7 +107,7 @@ async def test_a_job_whose_end_cannot_be_stored_is_not_called_lost_again_and_aga
     job_id = enqueue(conn)
     with Proxy(database.dsn) as proxy, caplog.at_level(logging.WARNING, "pgqueue"):
         async with working(app, proxy.dsn, lease=1.0, listen=False):
-            await asyncio.wait_for(started.wait(), 10)
+            await wait_until_async(started.is_set)
             proxy.freeze()
             go.set()
             await wait_until_async(
@@ -190,7 +190,7 @@ async def test_a_handler_that_ends_before_it_learns_of_its_loss_is_fenced_off(
     job_id = enqueue(conn)
     with caplog.at_level(logging.INFO, "pgqueue"):
         async with working(app, database.dsn, lease=60.0) as worker:
-            await asyncio.wait_for(started.wait(), 10)
+            await wait_until_async(started.is_set)
             reservation = take_away(conn, job_id)
             go.set()
             await wait_until_async(lambda: any("reservation was over" in each.getMessage() for each in caplog.records))
@@ -372,14 +372,14 @@ async def test_a_lease_that_the_database_did_not_grant_ends_when_the_one_before_
     job_id = enqueue(conn)
     other = database.session()
     async with working(app, database.dsn, lease=2.0, listen=False):
-        await asyncio.wait_for(started.wait(), 10)
+        await wait_until_async(started.is_set)
         other.run("begin")
         # It lapsed, and another session has it in hand, as one that gives it away has.
         other.run("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
         other.run("commit")
         other.run("begin")
         other.run("select from pgqueue.jobs where id = %s for update", [job_id])
-        await asyncio.wait_for(stopped.wait(), 10)
+        await wait_until_async(stopped.is_set)
         assert any("its lease could not be extended in time" in each.getMessage() for each in caplog.records)
         other.run("rollback")
 

@@ -99,7 +99,7 @@ async def test_a_database_that_cannot_be_reached_keeps_the_host_neither_from_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pgqueue.lifespan, "_START_WITHIN", 0.2)
-    async with asyncio.timeout(20), worker_lifespan(app, "postgresql://localhost:1/nowhere") as worker:
+    async with asyncio.timeout(60), worker_lifespan(app, "postgresql://localhost:1/nowhere") as worker:
         health = worker.health()
         assert (health.live, health.ready) == (True, False)
 

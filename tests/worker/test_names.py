@@ -247,7 +247,7 @@ async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_oth
     )
     await wait_until_async(lambda: worker.status()["stopping"])
     go.set()
-    assert await asyncio.wait_for(serving, 30) is True
+    assert await asyncio.wait_for(serving, 120) is True
     assert worker.exit_code == 1
     assert "another process has taken the name w" in caplog.text
     assert (state(conn, running), state(conn, others.id)) == ("succeeded", "executing")

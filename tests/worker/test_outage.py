@@ -187,4 +187,4 @@ async def test_a_worker_registers_as_idle_again_after_a_crash_which_takes_all_re
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             await wait_until_async(lambda: is_asleep(conn, "w"), timeout=30)
             enqueue(conn)
-        await asyncio.wait_for(ran.wait(), 30)
+        await wait_until_async(ran.is_set)

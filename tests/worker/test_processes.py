@@ -75,7 +75,7 @@ def unfinished(conn: psycopg.Connection) -> int:
 def test_a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
-    killed, other = (start_worker("-r", "jobs", "-c", "10", "--lease", "2", "--name", name) for name in "ab")
+    killed, other = (start_worker("-r", "jobs", "-c", "10", "--lease", "6", "--name", name) for name in "ab")
     killed.started()
     other.started()
     jobs = enqueue_many(conn, 1000, "quick")
@@ -103,7 +103,7 @@ def test_a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none(
 def test_a_stopped_worker_that_wakes_after_its_lease_was_taken_changes_nothing(
     task: str, conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
-    stopped = start_worker("-r", "jobs", "--lease", "1", "--name", "stopped").started()
+    stopped = start_worker("-r", "jobs", "--lease", "4", "--name", "stopped").started()
     job_id = enqueue(conn, task)
     wait_until(lambda: ran(tmp_path)["began", job_id] == 1)
     # Not in the middle of a transaction: that would hold the row, and a held row counts as held.

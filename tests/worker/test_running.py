@@ -355,7 +355,7 @@ async def test_a_handler_that_swallows_its_cancellation_leaves_nothing_to_the_ne
 
     first = enqueue(conn, "stubborn")
     async with working(app, database.dsn, concurrency=1):
-        await asyncio.wait_for(started.wait(), 10)
+        await wait_until_async(started.is_set)
         assert call(conn, "cancel", first) == "requested"
         assert await done(conn, first) == ["succeeded"]
         second = enqueue(conn, "grouped")
@@ -494,7 +494,7 @@ async def test_cancelling_a_running_async_job_stops_it_at_once(database: Databas
     job_id = enqueue(conn, "long")
     # Leases are extended every 200 s here: it is the NOTIFY that brings the word.
     async with working(app, database.dsn, lease=600.0):
-        await asyncio.wait_for(started.wait(), 10)
+        await wait_until_async(started.is_set)
         assert call(conn, "cancel", job_id) == "requested"
         assert await done(conn, job_id) == ["cancelled"]
         assert stopped.is_set()

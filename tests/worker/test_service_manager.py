@@ -125,7 +125,7 @@ def test_no_sign_of_life_comes_from_a_process_whose_event_loop_is_blocked(
 ) -> None:
     start_worker("-r", "jobs", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="400000")
     wait_until(manager.hears("READY=1"), timeout=30)
-    enqueue(conn, "block", {"seconds": 2.0})
+    enqueue(conn, "block", {"seconds": 6.0})
 
     def is_over() -> bool:
         # It reads all the time, so that the time of arrival is that of reading.
@@ -136,7 +136,8 @@ def test_no_sign_of_life_comes_from_a_process_whose_event_loop_is_blocked(
     wait_until(manager.hears("WATCHDOG=1", times=len(manager.lines("WATCHDOG=1")) + 3), timeout=30)
     times = manager.times("WATCHDOG=1")
     gaps = [after - before for before, after in pairwise(times)]
-    assert max(gaps) > 1.8
+    # The last sign before may be read late.
+    assert max(gaps) > 3
 
 
 def test_the_watchdog_of_another_process_is_not_fed(manager: Manager, start_worker: Start) -> None:

@@ -129,7 +129,7 @@ async def test_a_hanging_completion_does_not_hang_the_shutdown(database: Databas
 
     job_id = enqueue(conn)
     worker, running = started(app, database, shutdown_timeout=1.0)
-    await asyncio.wait_for(began.wait(), 10)
+    await wait_until_async(began.is_set)
     with database.connect(autocommit=False) as other:
         other.execute("select from pgqueue.jobs for update")
         go.set()
