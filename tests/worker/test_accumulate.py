@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -173,3 +174,35 @@ async def test_a_transaction_completes_every_key_of_its_call(database: Database,
         assert set(await done(conn, *ids)) == {"succeeded"}
     assert calls == [["a", "b"]]
     assert [job(conn, id).losses for id in ids] == [0, 0]
+
+
+async def test_a_call_whose_transaction_has_completed_all_its_keys_goes_on_to_its_end_and_none_of_them_is_lost(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    committed, go = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+    told: list[str] = []
+    app.on_event(lambda event: told.append(event.kind))
+
+    @app.task(accumulate=True, batch_size=2)
+    async def handle(payloads: dict[str, list[Any]], job: Job) -> None:
+        async with job.transaction():
+            pass
+        committed.set()
+        await go.wait()
+        ended.append("by itself")
+
+    call(conn, "declare_task", "handle", accumulate=True, batch_size=2)
+    for key in ("a", "b"):
+        handle.using(key=key).enqueue(conn, {})
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(committed.is_set)
+        # The extension of their leases finds that they are gone.
+        worker._holding.extend_now.set()
+        await wait_until_async(lambda: not worker._holding.held)
+        go.set()
+        await wait_until_async(lambda: worker.completed == 2)
+    assert ended == ["by itself"]
+    assert told.count("succeeded") == 2
+    assert "lost" not in told

@@ -170,7 +170,8 @@ class Held:
     @property
     def is_settling(self) -> bool:
         """Whether the handler completes the job itself: then its row may be gone, and that is no loss."""
-        return self.job is not None and self.job.stage is not Stage.OPEN
+        job = (self.leader or self).job
+        return job is not None and job.stage is not Stage.OPEN
 
     @property
     def is_completed(self) -> bool:
