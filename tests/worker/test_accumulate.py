@@ -13,7 +13,7 @@ from pgqueue.errors import ConfigError, InvalidArgument
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, working
+from tests.workers import done, is_asleep, working
 
 
 @pytest.mark.covers("L3", "L4", "L6")
@@ -206,3 +206,26 @@ async def test_a_call_whose_transaction_has_completed_all_its_keys_goes_on_to_it
     assert ended == ["by itself"]
     assert told.count("succeeded") == 2
     assert "lost" not in told
+
+
+async def test_the_start_of_a_call_is_reported_at_once_also_where_only_its_second_key_was_lost_before(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @app.task(accumulate=True, batch_size=2)
+    async def handle(payloads: dict[str, list[Any]]) -> None:
+        began.set()
+        await go.wait()
+
+    # Leases are extended, and starts reported with them, every 200 s here.
+    async with working(app, database.dsn, lease=600.0) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        with conn.transaction():
+            ids = [handle.using(key=key).enqueue(conn, {}) for key in ("a", "b")]
+            conn.execute("update pgqueue.jobs set losses = 1 where key = 'b'")
+        await wait_until_async(began.is_set)
+        assert value(conn, "select array_agg(started = reservation) from pgqueue.jobs") == [True, True]
+        go.set()
+        assert await done(conn, *ids) == ["succeeded"] * 2

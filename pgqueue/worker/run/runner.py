@@ -263,7 +263,7 @@ class Runner:
         elif task is None:
             held.delay = 10.0
             self._end(held, End.RELEASED)
-        elif held.row.crashes and self._quarantined is not None:
+        elif self._quarantined is not None and _has_crashed(held):
             held.delay = uniform(1.0, 3.0)
             self._end(held, End.RELEASED)
         else:
@@ -273,10 +273,10 @@ class Runner:
     async def _run_one(self, held: Held, task: Task[Any, Any], started: float) -> None:
         row = held.row
         self.busy.add(held)
-        if row.crashes:
+        if _has_crashed(held):
             self._quarantined = held
         try:
-            is_watched = bool(row.losses or row.crashes)
+            is_watched = self._quarantined is held or _was_lost(held)
             if not is_watched or await self._may_start(held):
                 if is_watched:
                     started = time.monotonic()
@@ -397,6 +397,16 @@ class Runner:
             member.throttle = held.throttle
             member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
             self._outbox.put(member)
+
+
+def _has_crashed(held: Held) -> bool:
+    """Return whether a job, or another one of its batch, has crashed a worker before."""
+    return bool(held.row.crashes or (held.members and any(each.row.crashes for each in held.members)))
+
+
+def _was_lost(held: Held) -> bool:
+    """Return whether a job, or another one of its batch, was lost before."""
+    return bool(held.row.losses or (held.members and any(each.row.losses for each in held.members)))
 
 
 class Pace:
