@@ -66,8 +66,15 @@ class Watchdog:
         self._timer = self._loop.call_later(_BEAT, self._beat)
 
     def _watch(self) -> None:
-        while not self._stopped.wait(self._late / 4):
-            late = time.monotonic() - self._beat_at - _BEAT
+        while True:
+            began, used = time.monotonic(), time.process_time()
+            if self._stopped.wait(self._late / 4):
+                return
+            now = time.monotonic()
+            if now - began > self._late and time.process_time() - used < (now - began) / 2:
+                # This thread had no turn either, and nothing computed: the whole process stood still.
+                continue
+            late = now - self._beat_at - _BEAT
             if late > self._late:
                 self._warn(late)
 
