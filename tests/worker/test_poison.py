@@ -131,7 +131,7 @@ def test_a_killed_worker_counts_against_what_it_ran_for_a_while_and_not_against_
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     job_id = enqueue(conn, "waits")
-    worker = start_worker("-r", "jobs", "-q", "default", "--lease", "1", "--name", "killed").started()
+    worker = start_worker("-r", "jobs", "-q", "default", "--lease", "3", "--name", "killed").started()
     # Told with the next extension.
     wait_until(lambda: value(conn, "select started = reservation from pgqueue.jobs where id = %s", job_id))
     worker.send(signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_a_killed_worker_counts_against_what_it_ran_for_a_while_and_not_against_
 @pytest.mark.long
 def test_a_deploy_is_no_crash(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     job_id = enqueue(conn, "innocent")
-    worker = start_worker("-r", "jobs", "-q", "default", "--lease", "1").started()
+    worker = start_worker("-r", "jobs", "-q", "default", "--lease", "3").started()
     wait_until(lambda: value(conn, "select started = reservation from pgqueue.jobs where id = %s", job_id))
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
@@ -184,7 +184,7 @@ def test_under_a_supervisor_a_deaf_handler_costs_its_process_and_the_others_end(
         env={**environment_without_dsn(), "PGQUEUE_DSN": database.dsn},  # type: ignore[attr-defined]
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 75, done.stderr

@@ -228,7 +228,7 @@ async def test_a_step_in_its_own_transaction_does_not_wait_for_it(database: Data
     """The transaction may be open beyond the step; a second record of the step would wait for it."""
     app = App()
 
-    @app.task(max_attempts=1, timeout="4 s")
+    @app.task(max_attempts=1, timeout="30 s")
     def order(job: Job) -> None:
         with psycopg.connect(database.dsn) as own:
             assert job.step("pay", lambda: job.complete_step(own, "pay", True)) is True
