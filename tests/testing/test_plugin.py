@@ -59,7 +59,7 @@ def test_commits(pgqueue_fresh_database, pgqueue_app, n):
     async def run():
         conn = pgqueue_fresh_database.connect()
         async with Worker(pgqueue_app, pgqueue_fresh_database.dsn) as worker:
-            await worker.until(send.enqueue(conn, "a@b.c"))
+            await worker.until(send.enqueue(conn, "a@b.c"), timeout=60)
         assert conn.execute("select count(*) from pgqueue.history").fetchone() == (1,)
     asyncio.run(run())
 

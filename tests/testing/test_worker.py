@@ -10,6 +10,7 @@ import pytest
 from pgqueue import App
 from pgqueue.errors import SchemaError
 from pgqueue.testing import Worker
+from tests.calls import state
 from tests.databases import Database
 from tests.facts import wait_until_async
 
@@ -33,14 +34,14 @@ async def hangs() -> None:
 async def test_the_worker_runs_committed_jobs(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
-        assert await worker.until(fine.enqueue(conn)) == "succeeded"
+        assert await worker.until(fine.enqueue(conn), timeout=60) == "succeeded"
 
 
 async def test_what_a_handler_raises_reaches_the_test_that_waits_for_its_job(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
         with pytest.raises(LookupError, match="no such order"):
-            await worker.until(fails.enqueue(conn))
+            await worker.until(fails.enqueue(conn), timeout=60)
 
 
 async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database: Database) -> None:
@@ -60,21 +61,23 @@ async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database:
 async def test_a_job_that_is_awaited_as_dead_raises_nothing(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
-        assert await worker.until(fails.enqueue(conn), "dead") == "dead"
+        assert await worker.until(fails.enqueue(conn), "dead", timeout=60) == "dead"
 
 
 async def test_another_end_than_the_one_waited_for_is_an_error(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
         with pytest.raises(AssertionError, match="is succeeded, not dead"):
-            await worker.until(fine.enqueue(conn), "dead")
+            await worker.until(fine.enqueue(conn), "dead", timeout=60)
 
 
 async def test_a_job_that_does_not_end_is_named(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn, shutdown_timeout=0.1) as worker:
+        job_id = hangs.enqueue(conn)
+        await wait_until_async(lambda: state(conn, job_id) == "executing")
         with pytest.raises(TimeoutError, match=r"job \d+ is executing after 0.2 s, not succeeded"):
-            await worker.until(hangs.enqueue(conn), timeout=0.2)
+            await worker.until(job_id, timeout=0.2)
 
 
 async def test_the_worker_leaves_the_signals_alone(database: Database) -> None:
