@@ -23,7 +23,7 @@ from pgqueue.db.call import Call, Row
 from pgqueue.db.json import from_json, readable, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
 from pgqueue.logs import how_many
-from pgqueue.signals import Suspended
+from pgqueue.signals import Interrupted, Suspended
 
 # A step yields statements, calls of its function, and what it waits for.
 Wanted: TypeAlias = "Call[Any] | Callable[[], Any] | Future[None]"
@@ -165,7 +165,9 @@ class Steps:
         try:
             answer = yield call
             if answer is None:
-                raise self._lost()
+                # Held no more: it was lost, or this call has given it back before, and the reply did not arrive. No
+                # error, which a handler might answer by undoing what it did.
+                raise Interrupted(f"job {self._pair[0]} is not held any more: another worker has it, or will have it")
             if suspends(answer):
                 suspended = reason
         finally:

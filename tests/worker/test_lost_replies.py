@@ -187,6 +187,40 @@ async def test_a_claim_that_the_second_connection_sent_is_given_back_when_its_re
     assert set(ran.values()) == {1}
 
 
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_sleep_whose_reply_is_lost_is_no_failure_that_a_handler_undoes(
+    kind: str, database: Database, conn: psycopg.Connection, proxy: Proxy
+) -> None:
+    app = App()
+    undone: list[Exception] = []
+    ended: list[int] = []
+
+    async def asynchronous(run: Job) -> None:
+        try:
+            await run.sleep("nap", "1 s")
+        except Exception as error:
+            undone.append(error)
+        ended.append(run.id)
+
+    def synchronous(run: Job) -> None:
+        try:
+            run.sleep("nap", "1 s")
+        except Exception as error:
+            undone.append(error)
+        ended.append(run.id)
+
+    app.task(name="t", max_attempts=1)(asynchronous if kind == "async" else synchronous)
+    async with working(app, proxy.dsn, name="w", lease=600.0):
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        # The name of the column that sleep_step is read from.
+        proxy.cut_reply_with(b"over")
+        job_id = enqueue(conn)
+        assert await done(conn, job_id) == ["succeeded"]
+    assert proxy.cuts == 1
+    assert (undone, ended) == ([], [job_id])
+    assert (job(conn, job_id).attempts, job(conn, job_id).losses) == (1, 0)
+
+
 @pytest.mark.long
 @pytest.mark.covers("A6")
 @pytest.mark.timeout(120)
