@@ -12,8 +12,10 @@ import pytest
 
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
+from pgqueue.db.consume import JobRow
 from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker
+from pgqueue.worker.hold.held import Held
 from tests.calls import enqueue, job, state
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -139,6 +141,15 @@ async def test_a_hanging_completion_does_not_hang_the_shutdown(database: Databas
         other.rollback()
     # It comes back with its lease.
     assert state(conn, job_id) == "executing"
+
+
+async def test_a_worker_that_is_stopped_before_it_waits_for_its_last_job_does_not_wait_for_it_to_look_again() -> None:
+    worker = Worker(App(), "host=localhost", WorkerConfig(until_empty=True))
+    row = JobRow(1, "t", b"", None, "q", None, 0, 1, 1, 1, 0, 0, 0, None, None, 0, 0, True, "reserved", None)
+    worker._holding.add(Held(row, 0.0))
+    # During the claim that has found nothing.
+    worker.stop()
+    await asyncio.wait_for(worker._claimer._wait_for_end(), 60)
 
 
 @pytest.mark.parametrize("options", [{"on_shutdown": "explode"}, {"shutdown_timeout": -1}])

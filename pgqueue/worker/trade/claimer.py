@@ -137,5 +137,5 @@ class Claimer:
 
     async def _wait_for_end(self) -> None:
         self._state.freed.clear()
-        if self._holding.held and not self._exchange.is_unsure:
+        if self._holding.held and not self._exchange.is_unsure and not self._state.stopping.is_set():
             await self._state.freed.wait()
