@@ -257,6 +257,27 @@ def test_a_job_that_gives_its_position_up_during_a_claim_blocks_no_other(databas
     assert ids(reserve(conn, 10)) == [second]
 
 
+@pytest.mark.covers("L1")
+def test_a_job_that_moves_to_another_queue_during_a_claim_blocks_no_other(database: Database) -> None:
+    conn = database.connect()
+    first, second = enqueue_many(conn, 2, key="k")
+    moving, gate, claim = (open_with(database.session()) for _ in range(3))
+    moving.run("select pgqueue.update_job(%s, queue => 'other')", [first])
+    gate.run("select pg_advisory_xact_lock(1)")
+    conn.execute("create function public.gate() returns void language sql as 'select pg_advisory_xact_lock_shared(1)'")
+    source = value(conn, "select pg_get_functiondef('pgqueue._block_behind'::regproc)")
+    conn.execute(source.replace("begin\n", "begin\n    perform public.gate();\n", 1).encode())
+    # The claim has found that the first one is ahead, as the move is not committed yet.
+    found = claim.start("select id from pgqueue.reserve('w', 10, '{default}')")
+    wait_until(lambda: claim.waits_behind(gate))
+    moving.run("commit")
+    gate.run("commit")
+    assert found.result(10) == [(second,)]
+    claim.run("commit")
+    assert ids(reserve(conn, 10)) == [first]
+    assert left_behind(conn) == 0
+
+
 # Two claims of one key, where the earlier job commits late.
 
 

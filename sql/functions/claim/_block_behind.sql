@@ -1,13 +1,18 @@
 -- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
 
 -- p_ahead: for each row the job that it is to wait for. See _release_next: first the guards, then, in a later statement, a check of
--- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock
--- ends with the exception block, so that they can end while this transaction is open.
+-- those jobs as they are *now*. They must still hold their positions, in this queue, and no session may be ending them. The
+-- share lock ends with the exception block, so that they can end while this transaction is open.
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql
 as $$
 declare
+    v_queues text[] := array(
+        select (select j.queue from pgqueue.jobs j where j.ctid = r.row_ctid)
+        from unnest(p_rows) with ordinality r (row_ctid, n)
+        order by r.n
+    );
     v_guarded bigint[];
     v_standing bigint[];
     v_unsure bigint[];
@@ -19,11 +24,16 @@ begin
         select coalesce(array_agg(s.id), '{}') into v_standing
         from (
             select l.id
-            from (select m.id from unnest(v_guarded) m (id) order by m.id) w
+            from (
+                select distinct a.id, a.queue
+                from unnest(p_ahead, v_queues) a (id, queue)
+                where a.id = any (v_guarded)
+                order by a.id
+            ) w
             cross join lateral (
                 select j.id
                 from pgqueue.jobs j
-                where j.id = w.id
+                where j.id = w.id and j.queue = w.queue and j.blocked_on is distinct from '@parents'
                     and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
                 for share skip locked
             ) l
@@ -41,11 +51,11 @@ begin
         -- The jobs ahead that another session has locked, or whose guard was not free. A job that is gone, or gave up its position, blocks nothing: the
         -- next round sees that.
         select coalesce(array_agg(l.id), '{}') into v_unsure
-        from (select distinct a.id from unnest(p_ahead) a (id) where a.id <> all (v_standing)) w
+        from (select distinct a.id, a.queue from unnest(p_ahead, v_queues) a (id, queue) where a.id <> all (v_standing)) w
         cross join lateral (
             select j.id
             from pgqueue.jobs j
-            where j.id = w.id
+            where j.id = w.id and j.queue = w.queue and j.blocked_on is distinct from '@parents'
                 and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
             limit 1
         ) l;
