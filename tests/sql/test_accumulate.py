@@ -170,6 +170,24 @@ def test_out_of_attempts_only_the_lowest_score_is_dead_and_the_others_go_on_at_o
     assert {row.attempt for row in third} == {1}
 
 
+@pytest.mark.covers("L8")
+def test_payloads_that_go_back_without_the_first_one_are_found_whatever_their_priorities(
+    acc: psycopg.Connection, clock: Clock
+) -> None:
+    acc.execute("update pgqueue.tasks set max_attempts = 1")
+    dead, other = push(acc, 1, score=1), push(acc, 2, score=2, priority=5)
+    first = reserve(acc, 1, lease="1 day")
+    assert ids(first) == [dead, other]
+    for _ in range(5):
+        clock.advance("31 min")
+        maintain(acc)
+    assert value(acc, "select count(*) from pgqueue.lanes") == 0, "the lanes of both are empty, and have left"
+    assert call(acc, "fail", dead, first[0].reservation) == "dead"
+    assert ids(reserve(acc, 1)) == [other]
+    maintain(acc)
+    assert value(acc, "select found_lanes from pgqueue.maintenance_runs order by n desc limit 1") == 0
+
+
 @pytest.mark.covers("L9")
 def test_a_dead_payload_that_is_retried_merges_with_what_waits(acc: psycopg.Connection) -> None:
     dead = push(acc, 1, score=7)

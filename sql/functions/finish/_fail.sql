@@ -228,7 +228,9 @@ begin
             lease_expires_at = null
         where id = any (v_left);
         update pgqueue.jobs set followers = null where id = p_attempt.job_id and has_steps is null;
-        perform pgqueue._register_lane(p_attempt.queue, p_attempt.priority, v_ready_at);
+        -- The payloads of a batch may differ in priority.
+        perform pgqueue._register_lane(p_attempt.queue, l.priority, v_ready_at)
+        from (select distinct j.priority from pgqueue.jobs j where j.id = any (v_left)) l;
         perform pgqueue._wake(p_attempt.queue, v_ready_at, 2, null);
     end if;
     return v_left;
