@@ -135,6 +135,28 @@ def test_a_batch_that_has_a_step_comes_back_whole_and_alone_however_it_went_back
     assert sorted(batches) == [["a", "b"], ["d"]]
 
 
+def test_a_member_of_a_batch_with_a_step_runs_by_itself_where_its_task_accumulates_no_more(
+    acc: psycopg.Connection, clock: Clock
+) -> None:
+    member, leader = push(acc, "member", score=2), push(acc, "leader", score=1)
+    first = reserve(acc)
+    assert ids(first) == [leader, member]
+    step(acc, first[0])
+    assert fail(acc, first[0]) == "failed"
+    acc.execute("update pgqueue.tasks set accumulate = false where name = 'acc'")
+    clock.advance("5 min")
+    [held] = reserve(acc, 10)
+    assert held.id == member
+    # It has a lease, and its key.
+    [row] = table(acc, "extend", [held.id], [held.reservation])
+    assert row.lease_expires_at is not None
+    maintain(acc)
+    assert reserve(acc, 10) == []
+    assert state(acc, leader) == "blocked"
+    assert call(acc, "complete", held.id, held.reservation) is True
+    assert ids(reserve(acc, 10)) == [leader]
+
+
 def test_a_batch_that_has_a_step_shares_no_call_with_another_key(acc: psycopg.Connection, clock: Clock) -> None:
     push(acc, "a", key="1")
     [first] = reserve(acc)

@@ -32,7 +32,8 @@ begin
             lease = p_lease,
             lease_expires_at = case when p_batch is null or w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
             grace_given = false,
-            leader = coalesce(p_batch[1], j.leader),
+            -- Null, too, for a member of a batch with a step whose task accumulates no more.
+            leader = p_batch[1],
             followers = case when p_batch is null then j.followers when w.n = 1 then nullif(p_batch[2:], '{}') end,
             blocked_on = null
         from unnest(p_rows) with ordinality w (row_ctid, n)
