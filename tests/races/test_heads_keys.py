@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import LiteralString
+
 import psycopg
 import pytest
 
 from pgqueue.testing import Clock
 from tests.calls import call, column, enqueue, ids, maintain, pairs, reserve, reserve_one, state, stats, value
 from tests.databases import Database
+from tests.facts import wait_until
 
 pytestmark = pytest.mark.covers("D1", "L1")
 
@@ -115,6 +118,41 @@ def test_a_producer_that_commits_late_is_not_passed(
     call(conn, "complete", held.id, held.reservation)
     clock.advance("1 ms")
     assert ids(reserve(conn)) == [later]
+
+
+@pytest.mark.parametrize(
+    "enqueued",
+    [
+        "select job_id from pgqueue.enqueue_outcome('t', key => 'k')",
+        "select pgqueue.enqueue_many('t', array['{}']::jsonb[], key => 'k', dedupe => 'd')",
+    ],
+    ids=["outcome", "many"],
+)
+def test_a_producer_draws_no_id_before_it_has_its_xid(
+    database: Database, conn: psycopg.Connection, clock: Clock, enqueued: LiteralString
+) -> None:
+    """Else a horizon in between has a later id, and knows nothing of the producer."""
+    run_some(conn, clock)
+    conn.execute(
+        "create function public.gate() returns boolean language plpgsql as $$ begin"
+        " if current_setting('test.stops', true) = 'yes' then perform pg_advisory_xact_lock_shared(1); end if;"
+        " return true; end $$"
+    )
+    source = value(conn, "select pg_get_functiondef('pgqueue._ready_at'::regproc)")
+    assert source.count("declare\n") == 1
+    conn.execute(source.replace("declare\n", "declare\n    v_stopped boolean := public.gate();\n").encode())
+    # One draw in 32 is logged, and takes an xid for that.
+    while value(conn, "select log_cnt from pgqueue.jobs_id_seq") == 0:
+        value(conn, "select nextval('pgqueue.jobs_id_seq')")
+    gate, producer = database.session(), database.session()
+    gate.run("select pg_advisory_lock(1)")
+    producer.run("set test.stops = 'yes'")
+    stopped = producer.start(enqueued)
+    wait_until(lambda: producer.waits_behind(gate))
+    run_some(conn, clock)
+    gate.run("select pg_advisory_unlock(1)")
+    [(job_id,)] = stopped.result(10)
+    assert key_head(conn) <= job_id
 
 
 def test_jobs_below_the_head_are_found_once_a_minute_and_counted(conn: psycopg.Connection, clock: Clock) -> None:

@@ -137,7 +137,9 @@ returns record
 language plpgsql
 as $$
 declare
-    v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
+    -- Takes the xid before it draws the id: see _head.
+    v_now constant timestamptz := pgqueue._ready_at(null);
+    v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, p_options);
     v_traceless bigint[] := '{}'::bigint[];
     v_wrong text[];
 begin
