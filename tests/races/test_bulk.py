@@ -136,3 +136,15 @@ def test_two_bulk_calls_share_the_work_and_neither_waits(database: Database) -> 
     assert (mine.changed, theirs.changed, theirs.passed_over) == (10, 10, 10)
     first.commit()
     assert value(conn, "select count(*) from pgqueue.history where state = 'cancelled'") == 20
+
+
+def test_a_bulk_retry_waits_for_no_open_enqueue_of_a_dedupe_key(database: Database) -> None:
+    producer, conn = database.connect(autocommit=False), database.connect()
+    conn.execute("set statement_timeout = '5s'")
+    again = enqueue(conn, dedupe="d")
+    call(conn, "cancel", again)
+    enqueue(producer, dedupe="d")
+    [row] = table(conn, "retry_many", job_ids=[again])
+    assert (row.changed, row.passed_over) == (1, 0)
+    producer.commit()
+    assert value(conn, "select dedupe is null from pgqueue.jobs where id = %s", again) is True

@@ -196,3 +196,26 @@ def test_a_member_comes_back_while_its_group_ends_and_ends_before_the_note_is_re
     # The last end is that of the group.
     assert job(conn, group).finished_at > job(conn, member).finished_at
     assert left(conn) == 0
+
+
+def test_a_member_that_comes_back_waits_for_no_open_enqueue_of_its_dedupe_key(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", depends_on=[parent])
+    member = enqueue(conn, "member", group_id=group, dedupe="d", delay="1 year")
+    call(conn, "close_group", group)
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    settle(conn, clock)
+    assert (state(conn, group), state(conn, member)) == ("cancelled", "cancelled")
+    producer, claim = opened(database), opened(database)
+    producer.run("select pgqueue.enqueue('member', dedupe => 'd')")
+    assert call(conn, "retry", parent) is True
+    # It comes up short, and reads the note that brings the members back.
+    assert claim.run("select id from pgqueue.reserve('w', 10)") == [(parent,)]
+    claim.run("commit")
+    assert (state(conn, member), job(conn, member).dedupe) == ("waiting", None)
+    producer.run("commit")
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("blocked", 0)

@@ -34,7 +34,9 @@ begin
                 'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
             );
         elsif found then
-            v_count := pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+            v_count := pgqueue._requeue(
+                array[v_position.id], array[v_position.granularity], array[v_position.kept_until], p_waits => true
+            );
         end if;
         if v_count > 0 and retry.dependents then
             perform pgqueue._reopen_children(array[v_position.id]);
@@ -82,9 +84,10 @@ begin
 end
 $$;
 
--- p_at_once: due now; else a job keeps its run_at. A group is blocked again.
+-- p_at_once: due now; else a job keeps its run_at. A group is blocked again. p_waits: see _retake_dedupe.
 create or replace function pgqueue._requeue(
-    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true
+    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true,
+    p_waits boolean default false
 )
 returns bigint
 language plpgsql
@@ -181,7 +184,7 @@ begin
         ) l
         order by l.task, l.dedupe, l.id
     loop
-        if not pgqueue._retake_dedupe(v_job.id, v_job.task, v_job.dedupe) then
+        if not pgqueue._retake_dedupe(v_job.id, v_job.task, v_job.dedupe, p_waits) then
             update pgqueue.jobs set dedupe = null where id = v_job.id;
         end if;
     end loop;

@@ -20,11 +20,18 @@ as $$
 $$;
 
 -- Never ON CONFLICT DO UPDATE: that locks the existing row even if it changes nothing.
-create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
+-- p_waits: at most 5 s for an open transaction that has the key. Else such a key counts as taken: claims and maintenance bring
+-- jobs back, too, and bulk calls wait for nothing.
+create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text, p_waits boolean)
 returns boolean
 language plpgsql
+-- Restores the caller's value, however this ends.
+set lock_timeout = '5s'
 as $$
 begin
+    if not p_waits then
+        perform set_config('lock_timeout', '1ms', true);
+    end if;
     insert into pgqueue.dedupe_keys (task, dedupe, job_id)
     values (p_task, p_dedupe, p_job_id)
     on conflict (task, dedupe) do nothing;
@@ -41,5 +48,10 @@ begin
             or d.until is null and not exists (select from pgqueue.jobs j where j.id = d.job_id)
         );
     return found;
+exception when lock_not_available then
+    if p_waits then
+        raise;
+    end if;
+    return false;
 end
 $$;
