@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, reserve, reserve_one, table, value
+from tests.calls import call, enqueue, ids, reserve, reserve_one, table, value
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.races.test_dependencies import RR, left, opened, settle
@@ -176,3 +176,23 @@ def test_an_event_whose_time_is_over_reaches_a_job_that_waited_and_fails(
     [again] = reserve(conn)
     [row] = table(conn, "await_event", again.id, again.reservation, "wait", "paid")
     assert (row.arrived, row.payload) == (True, 5)
+
+
+def test_a_job_that_has_as_many_steps_as_it_may_have_keeps_no_event_from_others(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    full, locked = enqueue(conn), enqueue(conn)
+    for held in reserve(conn, 2):
+        conn.execute(WAIT, [held.id, held.reservation])
+    conn.execute(
+        "insert into pgqueue.steps (job_id, name, attempt, at)"
+        " select id, 's' || n, 1, now() from pgqueue.jobs cross join generate_series(1, 10000) n"
+    )
+    operator = opened(database)
+    operator.run("select from pgqueue.jobs where id = %s for update", [locked])
+    assert conn.execute(EMIT).fetchall() == [(True,)]
+    operator.run("rollback")
+    # The other one gets it by a note.
+    settle(conn, clock)
+    assert ids(reserve(conn, 2)) == [full, locked]
+    assert left(conn) == 0

@@ -31,9 +31,16 @@ begin
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
         ) o
     ) l;
-    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('event', p_name, 'arrived', true, 'payload', v_event.payload))
+    -- Not by _store_step: a job that has as many steps as it may have would keep the event from all others, and a note from all
+    -- other notes.
+    insert into pgqueue.steps (job_id, name, result, attempt, at)
+    select
+        w.job_id, w.step, jsonb_build_object('event', p_name, 'arrived', true, 'payload', v_event.payload), j.attempts,
+        pgqueue._clock()
     from pgqueue.event_waits w
-    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
+    cross join lateral (select x.attempts from pgqueue.jobs x where x.id = w.job_id limit 1) j
+    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids)
+    on conflict (job_id, name) do nothing;
     perform pgqueue._run_now(v_ids, false);
     delete from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     if exists (
