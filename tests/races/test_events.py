@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, ids, reserve, reserve_one, table, value
+from tests.calls import call, enqueue, enqueue_many, ids, reserve, reserve_one, table, value
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.races.test_dependencies import RR, left, opened, settle
@@ -196,3 +196,21 @@ def test_a_job_that_has_as_many_steps_as_it_may_have_keeps_no_event_from_others(
     settle(conn, clock)
     assert ids(reserve(conn, 2)) == [full, locked]
     assert left(conn) == 0
+
+
+def test_an_event_reaches_a_job_behind_a_thousand_that_cannot_continue(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue_many(conn, 1000, "paused")
+    other = enqueue(conn, "other")
+    conn.execute(
+        "select count(w.arrived) from pgqueue.reserve('w', 1001) r cross join lateral pgqueue.await_event("
+        "r.id, r.reservation, 'wait', 'paid', case when r.task = 'paused' then interval '1 min' end) w"
+    )
+    assert value(conn, "select count(*) from pgqueue.event_waits") == 1001
+    call(conn, "pause", "task", "paused")
+    clock.advance("61 s")
+    wait_until(lambda: reserve(conn, 1000) == [] and value(conn, BLOCKED) == 1000)
+    assert conn.execute(EMIT).fetchall() == [(True,)]
+    assert ids(reserve(conn)) == [other]
+
+
+BLOCKED = "select count(*) from pgqueue.jobs where state = 'blocked'"

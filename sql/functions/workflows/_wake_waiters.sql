@@ -25,11 +25,12 @@ begin
             from pgqueue.event_waits x
             where x.name = p_name and x.since < v_event.kept_until
             order by x.job_id
-            limit 1000
         ) w
         cross join lateral (
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
         ) o
+        -- Not of the first thousand that wait, which may all be blocked.
+        limit 1000
     ) l;
     -- Not by _store_step: a job that has as many steps as it may have would keep the event from all others, and a note from all
     -- other notes.
