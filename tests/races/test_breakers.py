@@ -69,3 +69,27 @@ def test_an_attempt_that_ends_while_another_one_reopens_its_breaker_does_not_clo
     assert call(conn, "complete", slow.id, slow.reservation) is True
     other.commit()
     assert value(conn, "select half_open_at - at = '2 min' from pgqueue.pauses where source = 'breaker'") is True
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_probe_ends_beside_an_open_call_that_resumes_what_its_breaker_stopped(
+    conn: psycopg.Connection, other: psycopg.Connection, clock: Clock, is_committed: bool
+) -> None:
+    call(conn, "set_breaker", "task", "t", of=1, pause="1 min")
+    enqueue_many(conn, 3)
+    [first] = reserve(conn, 1)
+    call(conn, "fail", first.id, first.reservation, retry_in="1 day")
+    clock.advance("1 min")
+    [probe] = reserve(conn, 1, lease="1 day")
+    assert call(other, "resume", "task", "t", "breaker") is True
+    conn.execute("set statement_timeout = '2s'")
+    assert call(conn, "complete", probe.id, probe.reservation) is True
+    if is_committed:
+        other.commit()
+    else:
+        other.rollback()
+        # It is half-open still, and the next probe closes it.
+        assert value(conn, "select count(*) from pgqueue.pauses") == 1
+        [second] = reserve(conn, 1, lease="1 day")
+        assert call(conn, "complete", second.id, second.reservation) is True
+    assert value(conn, "select count(*) from pgqueue.pauses") == 0

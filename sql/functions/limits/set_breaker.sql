@@ -132,6 +132,9 @@ begin
                 then format('%s of %s attempts failed', v_ends.failed, v_ends.ended)
         end;
         continue when v_why is null;
+        -- No end waits for an operator who is ending the pause: the next one decides.
+        perform from pgqueue.pauses p where p.n = v_open.n for update skip locked;
+        continue when v_open.n is not null and not found;
         -- Null: it closes.
         v_pause := case
             when v_open.n is null then v_breaker.pause
