@@ -111,6 +111,40 @@ def test_close_waits_for_joining_transactions(database: Database, conn: psycopg.
     assert (state(conn, group), left(conn)) == ("succeeded", 0)
 
 
+def test_a_reader_of_the_note_of_an_open_group_holds_up_no_producer(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    group = call(conn, "open_group")
+    reader = opened(database)
+    assert reader.run("select pgqueue._read_notes(100)") == [(True,)]
+    conn.execute("set statement_timeout = '2s'")
+    enqueue(conn, group_id=group)
+    reader.run("commit")
+    assert call(conn, "close_group", group) is True
+    held = reserve_one(conn)
+    call(conn, "complete", held.id, held.reservation)
+    conn.execute("reset statement_timeout")
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("succeeded", 0)
+
+
+def test_the_last_member_ends_and_its_note_is_read_while_the_close_is_not_committed(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    group = call(conn, "open_group")
+    enqueue(conn, group_id=group)
+    settle(conn, clock)
+    closer = opened(database)
+    # It sees that a member waits.
+    assert closer.run("select pgqueue.close_group(%s)", [group]) == [(True,)]
+    held = reserve_one(conn)
+    call(conn, "complete", held.id, held.reservation)
+    settle(conn, clock)
+    closer.run("commit")
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("succeeded", 0)
+
+
 def test_a_join_that_waits_for_the_close_is_refused(database: Database, conn: psycopg.Connection) -> None:
     group = call(conn, "open_group")
     closer = opened(database)

@@ -24,16 +24,20 @@ declare
     v_verdict text;
 begin
     foreach v_id in array p_ids loop
+        -- close_group checks an open group again, once this lock has ended. Those that add members have the same one, and do not
+        -- wait.
+        perform from pgqueue.jobs j where j.id = v_id and j.blocked_on = '@open' for key share skip locked;
+        continue when found;
         select
-            j.reservation, j.blocked_on, j.run_if, j.cancel_requested_at is not null as is_cancelled,
+            j.reservation, j.run_if, j.cancel_requested_at is not null as is_cancelled,
             coalesce(j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false) as by_parent
         into v_group
         from pgqueue.jobs j
-        where j.id = v_id and j.task = '@group'
+        where j.id = v_id and j.task = '@group' and j.blocked_on <> '@open'
         for update skip locked;
         if not found then
             if exists (select from pgqueue.jobs j where j.id = v_id) then
-                -- Another session is joining, closing or ending it.
+                -- Another session is joining, closing or ending it, or has just tried to close it.
                 perform pgqueue._leave_notes(
                     case when p_recount then 'recount' else 'group' end, array[v_id], interval '200 ms'
                 );
@@ -53,8 +57,6 @@ begin
             end if;
             continue;
         end if;
-        -- close_group checks an open group again.
-        continue when v_group.blocked_on = '@open';
         -- Later statements, which see everything that was committed when the row was locked.
         continue when pgqueue._has_members(v_id, '{waiting,failed,blocked}');
         -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
