@@ -422,7 +422,7 @@ comment on table pgqueue.head_marks is
 comment on column pgqueue.head_marks.reason is
     'clock: the clock stepped back, so no head counts. key: a job with a key got its old id again, so the head of jobs with keys does not count.';
 comment on column pgqueue.head_marks.n is 'The order in which rows were written.';
-comment on column pgqueue.head_marks.at is 'When the row was written.';
+comment on column pgqueue.head_marks.at is 'When the row was written; of a key, once maintain() has seen it: when it first did.';
 comment on column pgqueue.head_marks.seen_xid is
     'All transactions with an earlier xid may have begun before maintain() saw the row; null: it has not seen it yet.';
 comment on table pgqueue.horizons is

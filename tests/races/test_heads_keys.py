@@ -102,6 +102,33 @@ def test_heads_that_move_while_a_retry_is_open_do_not_pass_it(
     assert stats(conn).housekeeping["hidden"] == 0
 
 
+def test_a_head_from_before_the_commit_of_a_long_retry_does_not_count(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    old = enqueue(conn, key="k")
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    run_some(conn, clock)
+    operator, claim = database.connect(autocommit=False), database.connect(autocommit=False)
+    call(operator, "retry", old)
+    clock.advance("11 s")
+    # As a claim does that commits later than the retry, and than maintenance has seen it.
+    claim.execute(
+        "insert into pgqueue.heads (queue, priority, resumed, head, head_id, at, xid)"
+        " select queue, priority, resumed, head, head_id, pgqueue._clock(), pg_current_xact_id()"
+        " from pgqueue.heads where queue = '' and priority = 1 order by n desc limit 1"
+    )
+    operator.commit()
+    maintain(conn)
+    claim.commit()
+    assert key_head(conn) <= old
+    for _ in range(12):
+        clock.advance("1 s")
+        maintain(conn)
+    assert key_head(conn) == old
+    assert value(conn, "select count(*) from pgqueue.head_marks") == 0
+
+
 @pytest.mark.parametrize("step", ["30 ms", "2 s"], ids=["waited for", "written down"])
 def test_a_producer_that_commits_late_is_not_passed(
     database: Database, conn: psycopg.Connection, clock: Clock, step: str

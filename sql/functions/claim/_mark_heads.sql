@@ -8,8 +8,8 @@
 --
 -- maintain deletes marks and starts the heads that they concern again. Marks for the clock stand until all transactions have
 -- ended that had begun when maintain first saw them: these may still write a head that they computed before, or commit
--- jobs without their own mark, because they saw this one. Marks for a key stand for ten seconds: by then each
--- statement has ended that began before the mark was seen.
+-- jobs without their own mark, because they saw this one. Marks for a key stand for ten seconds from when maintain first saw
+-- them: by then each claim has ended that began before the mark was seen, and may have moved the head.
 
 create or replace function pgqueue._mark_heads(p_reason text)
 returns void
@@ -40,6 +40,10 @@ as $$
 declare
     v_oldest_xid xid8;
 begin
+    -- The transaction that wrote a mark may have been open for long.
+    update pgqueue.head_marks m
+    set seen_xid = pg_snapshot_xmax(pg_current_snapshot()), at = p_now
+    where m.reason = 'key' and m.seen_xid is null;
     delete from pgqueue.head_marks m where m.reason = 'key' and m.at not between p_now - interval '10 s' and p_now;
     if found then
         delete from pgqueue.heads h where h.queue = '' and h.priority = 1;
