@@ -133,6 +133,21 @@ def test_a_child_goes_on_waiting_for_its_parents_and_then_starts_where_it_was_mo
     assert (started.id, started.queue, started.priority) == (child, "other", 7)
 
 
+def test_a_job_that_suspended_itself_goes_on_waiting_and_comes_back_where_it_was_moved(
+    conn: psycopg.Connection,
+) -> None:
+    enqueue(conn)
+    held = reserve_one(conn)
+    awaited = enqueue(conn, "awaited", delay="1 day")
+    assert call(conn, "suspend", held.id, held.reservation, depends_on=[awaited]) == "suspended"
+    assert call(conn, "update_job", held.id, queue="slow", priority=5) is True
+    assert reserve(conn, 10) == []
+    assert job(conn, held.id).state == "blocked"
+    call(conn, "cancel", awaited)
+    [again] = reserve(conn, 10)
+    assert (again.id, again.queue, again.priority) == (held.id, "slow", 5)
+
+
 def test_many_are_changed_by_a_filter_portion_by_portion(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 5, "import", queue="mail")
     enqueue_many(conn, 3, "send", queue="mail")

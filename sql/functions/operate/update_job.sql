@@ -1,8 +1,9 @@
 -- update_job: changes a job that was never started: only what is given. A failed or dead job gets other args alone.
 --
 -- Locks the job, and waits for another lock at most 5 s (55P03). A job that gets another queue, time, priority or limit_key
--- enters its lane anew, behind what is there, also one that was blocked: the next claim decides about it. A job behind it in
--- its key is released in a later statement, as at the end of a job. Dependencies, key and dedupe key stay as they are.
+-- enters its lane anew, behind what is there, also one that was blocked: the next claim decides about it. One that waits for
+-- other jobs to end stays blocked. A job behind it in its key is released in a later statement, as at the end of a job.
+-- Dependencies, key and dedupe key stay as they are.
 
 create or replace function pgqueue.update_job(
     job_id bigint, args jsonb default null, run_at timestamptz default null, priority integer default null,
@@ -136,8 +137,8 @@ begin
                 headers = case when p_changes ? 'headers' then nullif(p_changes -> 'headers', 'null') else j.headers end,
                 ready_at = case when v_moves then greatest(coalesce(v_run_at, j.ready_at), v_now) else j.ready_at end,
                 resumed = j.resumed and not v_moves,
-                state = case when v_moves and j.blocked_on is distinct from '@parents' then 'waiting' else j.state end,
-                blocked_on = case when v_moves and j.blocked_on is distinct from '@parents' then null else j.blocked_on end
+                state = case when v_moves and (j.blocked_on in ('@parents', '@jobs')) is not true then 'waiting' else j.state end,
+                blocked_on = case when not v_moves or j.blocked_on in ('@parents', '@jobs') then j.blocked_on end
             where j.id = any (p_ids)
             returning j.queue, j.priority, j.ready_at, j.blocked_on, j.lane_key
         )
