@@ -416,3 +416,34 @@ def test_a_parent_that_leaves_no_trace_ends_while_the_enqueue_waits_for_a_dedupe
     [(child,)] = producing.result(timeout=5)
     settle(conn, clock)
     assert (state(conn, child), left(conn)) == ("waiting", 0)
+
+
+@pytest.mark.parametrize(
+    "enqueues",
+    [
+        "select pgqueue.enqueue('child', depends_on => array[%s]::bigint[])",
+        "select pgqueue.enqueue_many('child', array['{}']::jsonb[], depends_on => array[%s]::bigint[])",
+        "select outcome from pgqueue.enqueue_batch("
+        "array[jsonb_build_object('task', 'child', 'depends_on', jsonb_build_array(%s::bigint))])",
+        "select pgqueue.open_group('child', depends_on => array[%s]::bigint[])",
+    ],
+    ids=["enqueue", "many", "batch", "group"],
+)
+def test_a_parent_that_leaves_no_trace_ends_while_its_child_is_being_inserted(
+    database: Database, conn: psycopg.Connection, enqueues: LiteralString
+) -> None:
+    enqueue(conn, "parent", retention="0")
+    held = reserve_one(conn)
+    gate, producer = database.session(), database.session()
+    gate.run("select pg_advisory_lock(1)")
+    conn.execute("create function public.gate() returns void language sql as 'select pg_advisory_xact_lock_shared(1)'")
+    source = value(conn, "select pg_get_functiondef('pgqueue._add_dependencies'::regproc)")
+    conn.execute(source.replace("begin\n", "begin\n    perform public.gate();\n", 1).encode())
+    producing = producer.start(enqueues, [held.id])
+    wait_until(lambda: producer.waits_behind(gate))
+    assert call(conn, "complete", held.id, held.reservation) is True
+    assert value(conn, "select count(*) from pgqueue.history") == 0
+    gate.run("select pg_advisory_unlock(1)")
+    producing.result(10)
+    # Neither the child nor the group is cancelled.
+    assert value(conn, "select count(*) from pgqueue.jobs where cancel_requested_at is null") == 1

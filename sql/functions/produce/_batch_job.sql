@@ -117,7 +117,9 @@ begin
         end if;
         v_children := v_children || p_ids[v_n];
     end loop;
-    perform pgqueue._add_dependencies(v_children);
+    perform pgqueue._add_dependencies(
+        v_children, array(select distinct t.id from unnest(p_jobs) u cross join lateral unnest(u.followers) t (id))
+    );
     return v_errors;
 end
 $$;

@@ -140,13 +140,8 @@ declare
     -- Takes the xid before it draws the id: see _head.
     v_now constant timestamptz := pgqueue._ready_at(null);
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, p_options);
-    v_traceless bigint[] := '{}'::bigint[];
     v_wrong text[];
 begin
-    if v_job.dedupe is not null and v_job.depends_on is not null then
-        -- The dedupe key may wait for another session, and parents may end meanwhile.
-        v_traceless := array(select p.id from pgqueue._find_parents(v_job.depends_on) p where p.lives and p.traceless);
-    end if;
     if v_job.dedupe is null then
         perform pgqueue._insert_jobs(array[v_job]);
         job_id := v_job.id;
@@ -168,7 +163,7 @@ begin
         end if;
     end if;
     if v_job.depends_on is not null and outcome in ('inserted', 'superseded') then
-        perform pgqueue._add_dependencies(array[job_id], v_traceless);
+        perform pgqueue._add_dependencies(array[job_id], v_job.followers);
     end if;
 end
 $$;

@@ -68,7 +68,8 @@ begin
     if cardinality(p_options.depends_on) > 0 then
         v_parents := array(select p.id from unnest(p_options.depends_on) p (id) where p.id <> all (p_parents));
         if v_parents <> '{}' then
-            perform pgqueue._refuse_unknown_parents(v_parents);
+            -- For _add_dependencies. They go nowhere else: a new job has no followers.
+            v_job.followers := pgqueue._refuse_unknown_parents(v_parents);
             if v_job.group_id is not null then
                 perform pgqueue._refuse_circle(null, v_job.group_id, v_parents);
             end if;

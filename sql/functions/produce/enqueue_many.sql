@@ -108,7 +108,7 @@ begin
     order by a.ord
     returning id;
     if v_ids is not null then
-        perform pgqueue._add_dependencies(v_ids);
+        perform pgqueue._add_dependencies(v_ids, v_job.followers);
     elsif found then
         perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at, array[v_job.lane_key]);
         perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);

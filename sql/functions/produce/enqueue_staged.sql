@@ -198,11 +198,7 @@ begin
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         v_outcome := 'inserted';
-        if v_job.depends_on is not null then
-            -- They may end while a later row waits for its dedupe key.
-            v_traceless := v_traceless
-                || array(select p.id from pgqueue._find_parents(v_job.depends_on) p where p.lives and p.traceless);
-        end if;
+        v_traceless := v_traceless || v_job.followers;
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
         else

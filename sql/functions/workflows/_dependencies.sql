@@ -19,8 +19,9 @@
 -- One call closes a bounded number of rows; a note with the parent leaves the rest to a later one.
 
 -- The jobs are inserted; those that depend on others are blocked. p_ids: the jobs that may have parents.
--- p_traceless: parents that lived when the options were checked, and of which history keeps nothing when they succeed.
-create or replace function pgqueue._add_dependencies(p_ids bigint[], p_traceless bigint[] default '{}')
+-- p_traceless: parents that lived when the options were checked, and of which history keeps nothing when they succeed. They may
+-- have ended since.
+create or replace function pgqueue._add_dependencies(p_ids bigint[], p_traceless bigint[])
 returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
@@ -69,22 +70,28 @@ begin
 end
 $$;
 
--- Refuses dependencies on jobs that are neither live nor in history.
+-- Refuses dependencies on jobs that are neither live nor in history. Returns those that live, and of which history keeps nothing
+-- when they succeed.
 create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
-returns void
+returns bigint[]
 language plpgsql stable parallel safe
 as $$
 declare
-    v_unknown bigint;
+    v_found record;
 begin
-    select min(p.id) into v_unknown from pgqueue._find_parents(p_ids) p where not p.lives and p.ended is null;
-    if v_unknown is not null then
+    select
+        min(p.id) filter (where not p.lives and p.ended is null) as missing,
+        array_agg(p.id) filter (where p.lives and p.traceless) as traceless
+    into v_found
+    from pgqueue._find_parents(p_ids) p;
+    if v_found.missing is not null then
         perform pgqueue._refuse(
-            format('depends_on names job %s, which is unknown', v_unknown),
+            format('depends_on names job %s, which is unknown', v_found.missing),
             'There is no such job, or its retention has ended. Nothing was enqueued.',
             'Give depends_on as ids that enqueue() returned; an ended job must still be in history.'
         );
     end if;
+    return v_found.traceless;
 end
 $$;
 

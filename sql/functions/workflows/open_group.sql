@@ -31,7 +31,7 @@ begin
     v_job.blocked_on := '@open';
     perform pgqueue._insert_jobs(array[v_job]);
     if v_job.depends_on is not null then
-        perform pgqueue._add_dependencies(array[v_job.id]);
+        perform pgqueue._add_dependencies(array[v_job.id], v_job.followers);
     end if;
     -- Shows the ends of members that there are groups: see _has_notes.
     perform pgqueue._leave_notes('group', array[v_job.id]);
