@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from pgqueue.testing import Clock
 from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value
 from tests.databases import Database
+from tests.facts import flush_statistics
 from tests.sql.plans import blocks
 
 NOON = "2030-01-01 12:00+00"
@@ -135,6 +136,28 @@ def test_a_claim_of_a_named_queue_reads_no_lane_of_another(conn: psycopg.Connect
     fill(conn, named("q", count))
     [job_id] = fill(conn, ["mine"])
     assert ids(reserve(conn, 10, queues=["mine", "none"])) == [job_id]
+
+
+def test_ends_of_many_tenants_under_a_limit_read_the_lanes_once(conn: psycopg.Connection) -> None:
+    def lanes_read() -> int:
+        flush_statistics(conn)
+        read: int = value(
+            conn,
+            "select t.seq_tup_read + (select sum(i.idx_tup_read) from pg_stat_user_indexes i where i.relid = t.relid)"
+            " from pg_stat_user_tables t where t.relname = 'lanes'",
+        )
+        return read
+
+    call(conn, "set_limit", "limit_key", "t*", max_executing=1)
+    for n in range(50):
+        enqueue(conn, queue=f"q{n}", delay="1 day")
+    for n in range(20):
+        enqueue(conn, limit_key=f"t{n}")
+    held = reserve(conn, 20, queues=["default"])
+    assert len(held) == 20
+    before = lanes_read()
+    assert column(conn, "complete_many", *pairs(held)) == []
+    assert lanes_read() - before < 200
 
 
 def test_paused_queues_are_no_visits(conn: psycopg.Connection) -> None:

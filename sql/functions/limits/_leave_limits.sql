@@ -26,6 +26,7 @@ declare
     v_old boolean := pgqueue._old_snapshot();
     v_now timestamptz := pgqueue._clock();
     v_limit record;
+    v_tenants text[];
 begin
     -- Most limits block no job: one query asks for all.
     for v_limit in
@@ -58,21 +59,28 @@ begin
             perform pgqueue._unblock(v_limit.name, v_limit.count);
         end if;
     end loop;
-    -- In fair queues the jobs of a tenant at its limit are not blocked.
-    perform pgqueue._wake(f.queue, v_now, 1, null)
-    from (
+    -- In fair queues the jobs of a tenant at its limit are not blocked. Lanes are read once, and not at all for jobs without such
+    -- a limit.
+    v_tenants := array(
         select distinct u.name
         from unnest(p_limit_keys) u (name)
         where (select num_nonnulls(l.max_executing, l.max_cost) from pgqueue._limits_of(null, null, null, u.name) l) > 0
-    ) k
-    -- Depends on k, so that no lane is read for jobs that have no such limit.
-    cross join lateral (
-        select distinct a.queue, a.priority
-        from pgqueue.lanes a
-        where a.is_fair and k.name is not null
-            and exists (select from pgqueue.idle_workers i where i.queue in (a.queue, '') and i.until > v_now)
-    ) f
-    where pgqueue._first_of_tenant(f.queue, f.priority, pgqueue._lane_of(k.name)) <= v_now;
+    );
+    if v_tenants <> '{}' then
+        perform pgqueue._wake(f.queue, v_now, 1, null)
+        from (
+            select distinct a.queue, a.priority
+            from pgqueue.lanes a
+            where a.is_fair
+                and exists (select from pgqueue.idle_workers i where i.queue in (a.queue, '') and i.until > v_now)
+        ) f
+        where (
+            select true
+            from unnest(v_tenants) t (name)
+            where pgqueue._first_of_tenant(f.queue, f.priority, pgqueue._lane_of(t.name)) <= v_now
+            limit 1
+        );
+    end if;
 end
 $$;
 
