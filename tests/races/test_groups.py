@@ -176,6 +176,25 @@ def test_a_member_cannot_end_while_it_adds_another(database: Database, conn: psy
     assert (state(conn, group), left(conn)) == ("succeeded", 0)
 
 
+def test_a_group_whose_last_member_runs_for_long_is_not_looked_at_until_that_ends(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    group = closed(conn, 2)
+    first, last = reserve(conn, 2, lease="1 day")
+    slow = opened(database)
+    slow.run(ENDS["complete"][0], of(last))
+    call(conn, "complete", first.id, first.reservation)
+    settle(conn, clock)
+    # It may be ending, and may have seen that the other one waits.
+    assert value(conn, "select count(*) from pgqueue.notes where kind = 'group'") == 1
+    slow.run("rollback")
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("blocked", 0)
+    call(conn, "complete", last.id, last.reservation)
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("succeeded", 0)
+
+
 def test_a_member_is_retried_while_its_group_ends(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
     group = closed(conn, 1)
     [held] = reserve(conn, 1)

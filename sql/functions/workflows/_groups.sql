@@ -5,7 +5,8 @@
 -- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a
 -- handful; the last members to end each leave one, and the note of the one that commits last is read when all have
 -- committed. A cancel or delete of a waiting member always leaves a note: the members that it saw waiting may end at the
--- same time. While members still execute, the note is kept.
+-- same time. While another session has locked a member that executes, the note is kept: it may be ending, and may have seen
+-- members that waited then. One that is not locked leaves a note when it ends.
 -- Joining locks the group's row (KEY SHARE, until the producer commits), and close_group waits for that; afterwards only a
 -- member adds others, and locks its own row, which keeps the group from ending.
 
@@ -19,8 +20,10 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_id bigint;
     v_group record;
+    v_is_ending boolean;
     v_verdict text;
 begin
     foreach v_id in array p_ids loop
@@ -61,7 +64,25 @@ begin
         continue when pgqueue._has_members(v_id, '{waiting,failed,blocked}');
         -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
         if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'revive' and n.id = v_id) then
-            perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');
+            v_is_ending := true;
+            begin
+                -- More are not asked: each lock is a write.
+                select coalesce(bool_or(l.id is null), true) or count(*) > 100 into v_is_ending
+                from (
+                    select j.id
+                    from pgqueue.jobs j
+                    where j.group_id is not null and j.group_id = v_id and j.state = v_executing
+                    limit 101
+                ) e
+                left join lateral (select x.id from pgqueue.jobs x where x.id = e.id for key share skip locked) l on true;
+                -- The locks end with this block.
+                raise exception using errcode = 'lock_not_available';
+            exception when lock_not_available then
+                null;
+            end;
+            if v_is_ending then
+                perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');
+            end if;
             continue;
         end if;
         v_verdict := pgqueue._verdict(
