@@ -245,6 +245,21 @@ def test_a_claim_defers_jobs_behind_one_that_is_being_finished(
 
 
 @pytest.mark.covers("L1")
+def test_a_claim_blocks_jobs_behind_one_whose_step_is_not_committed(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    held, [next_id] = chain(conn, 2)
+    handler = open_with(database.session())
+    assert handler.run("select pgqueue.complete_step(%s, %s, 's')", [held.id, held.reservation]) == [(True,)]
+    block_behind(conn)
+    assert is_parked(conn, next_id)
+    assert handler.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
+    handler.run("commit")
+    assert ids(reserve(conn, 10)) == [next_id]
+    assert left_behind(conn) == 0
+
+
+@pytest.mark.covers("L1")
 def test_a_job_that_gives_its_position_up_during_a_claim_blocks_no_other(database: Database) -> None:
     conn = database.connect()
     first, second = enqueue_many(conn, 2, key="k")

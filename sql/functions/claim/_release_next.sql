@@ -18,7 +18,8 @@
 -- So an open claim does not keep a job from ending, and each release comes at once, or soon after that claim has ended.
 -- All jobs share 1,024 guards, so a claim that blocks thousands cannot fill the table of locks. Two jobs that share a guard
 -- cost a note at most.
--- Step 2 of the claim is a share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
+-- Step 2 of the claim is a key share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
+-- What locks the row with less than FOR UPDATE, such as a step that is not committed, does not end the job.
 --
 -- A release does not wait for a blocked row that is locked (by a cancel, say), but leaves a note. Above READ COMMITTED no
 -- later statement has a newer snapshot, so there a note is always left.
