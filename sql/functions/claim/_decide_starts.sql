@@ -1,9 +1,5 @@
--- Deciding: what becomes of the jobs of a claim that a rule may touch. All others start, whatever rules there are.
---
--- An expired job is cancelled. A job behind another one of its key is blocked behind it, or deferred by a second if that one
--- is locked (_block_behind). A job under limits starts, or is blocked on the one without capacity, or stays where it is
--- while another claim starts jobs under one of them (_within_limits). Payloads of accumulating tasks share slots
--- (_group_payloads).
+-- Deciding: what becomes of the jobs of a claim that a rule may touch. All others start, whatever rules there are. The table in
+-- sql/README.md says what each rule does, and which locks it takes.
 
 -- p_free: the slots. size: how many jobs were read, all as candidates; null: no more than there are slots.
 -- rows: those that start; where payloads do, with their slots in starts. Null: nothing was decided, read `size` of them first.

@@ -1,14 +1,9 @@
 -- Finding: the due jobs of a claim, locked, in serving order. The first of its two statements; the second takes them (_take).
 --
--- What rules touch is answered here, from rows that are read with a lane and with a job. A lane: is its queue paused (it is
--- left out), or under a limit (it gives as many as there is capacity for)? A claim from several queues: has one that it
--- serves a weight (each slot draws a queue: nothing is locked); do tenants take turns in one (only jobs that came back are
--- locked, then lane by lane the others: see _find_in_turn)? A job: has it a key or a limit_key, is its task under a limit or
--- paused, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are
--- besides.
---
--- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
--- in functions, which cost nothing unless they are called.
+-- What rules touch is known from the rows that are read with a lane and with a job: sql/README.md lists them. The lanes of a
+-- paused queue are left out, those of a queue under a limit give what it has capacity for, and where slots draw their queues
+-- nothing is locked. Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few
+-- claims need stands in functions, which cost nothing unless they are called.
 
 -- p_lanes: only these, of p_queues. rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all;
 -- null: none. short: there are fewer, and a reason to look for more. unmaintained: no session runs maintenance. is_unread: there
@@ -128,7 +123,6 @@ begin
         short := exists (
             -- Lapsed leases matter to a claim that comes up short.
             select
-            -- The head of leases: see _head.
             from pgqueue._head('', 0::smallint, false) h
             cross join lateral (
                 select
@@ -157,8 +151,8 @@ as $$
         or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
 $$;
 
--- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
--- planner copies its expression to each place that uses it. p_lanes null: all lanes of p_queues.
+-- Inlined. `offset 0` computes each head once: else the planner copies its expression to each place that uses it. p_lanes null:
+-- all lanes of p_queues.
 create or replace function pgqueue._due_lanes(p_queues text[], p_lanes pgqueue.due_lane[], p_now timestamptz)
 returns table (
     queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,

@@ -1,13 +1,11 @@
 -- Finding in fair queues: the due jobs of a claim, locked, where tenants take turns. _tenant_lanes says what their lanes are.
 --
--- Among the lanes of one queue and priority a claim goes round, as many jobs of each as its tenant's share says, from where
--- the last claim of this worker ended (pgqueue.turns; a worker without a turn draws one of the lanes that are due): so a
--- flood of one tenant delays no other by more than one round. One statement is a pass: once through all lanes, or until the
--- claim is full; each lane is one probe. It writes where it ended. A claim that is not full makes another pass from there, of as
--- many rounds at once as those lanes need that have more: two a claim, as a rule.
--- What a tenant could not take because the claim was full it has first in the next one.
--- A lane whose tenant is at a limit, paused, or has its max_share of this worker, is skipped, and nothing is written. At most 64
--- lanes in which nothing is due are probed, then the claim ends where it is, and its worker is woken to continue.
+-- A claim goes round the lanes of one queue and priority, as many jobs of each as its tenant's share says, from where the last
+-- claim of this worker ended (pgqueue.turns; without a turn it draws a lane that is due): so a flood of one tenant delays no
+-- other by more than one round. One statement is a pass: once through all lanes, or until the claim is full; each lane is one
+-- probe. The next pass continues there, for as many rounds at once as the lanes need that have more: two a claim, as a rule.
+-- What a tenant could not take because the claim was full it has first in the next one. At most 64 lanes in which nothing is
+-- due are probed, then the claim ends where it is, and its worker is woken to continue.
 -- Where handlers are long, a turn of starts would give a tenant with jobs of a minute all slots in the end: tenants whose long
 -- jobs are more than their part come after all others.
 -- Jobs that are in no lane come last; but in one claim of sixteen one of them comes first, so that no flood keeps them waiting.

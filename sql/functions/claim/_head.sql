@@ -23,14 +23,13 @@
 -- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
 -- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
 -- by an xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
--- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
+-- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it, for a walk
+--   over the dead entries of that second, and only beside an old snapshot.
 -- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. A
 --   horizon from the future shows a larger step; the transaction then writes a mark. While there is a mark, no head counts
 --   and none moves (_mark_heads).
 -- - A horizon counts only if no later one has an earlier time.
 -- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
--- Keeping the safe point a second behind costs a walk over the dead entries of that second at most, and only beside an old
--- snapshot.
 --
 -- Two more indexes have the same trouble, and heads under the queue '':
 -- - Leases (priority 0), by the time at which they end.
@@ -93,8 +92,7 @@ as $$
     limit 1
 $$;
 
--- Inlined (no SET, and stable), so that its caller's plan reads one index range. The row comparison is its lower
--- bound.
+-- Inlined: its caller's plan reads one range of the index, of which the row comparison is the lower bound.
 create or replace function pgqueue._first_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint, p_until timestamptz
 )
@@ -110,8 +108,7 @@ as $$
 $$;
 
 -- The first jobs of each lane of a queue (null: of all queues) that are ready by a time, p_most of each sub-lane, in the order of
--- claims. From the heads on: an old snapshot keeps the entries of all that started since. Inlined (no SET, and stable): it
--- reads only the columns that its caller uses.
+-- claims. Inlined: it reads only the columns that its caller uses.
 create or replace function pgqueue._ready_jobs(p_queue text, p_most integer, p_until timestamptz)
 returns setof pgqueue.jobs
 language sql stable parallel safe rows 100

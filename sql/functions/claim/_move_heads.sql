@@ -1,8 +1,6 @@
 -- Moving heads: a claim moves those of the lanes that it took from, maintain moves all. See _head for why a head may move.
---
--- Inserts rows of heads, and locks nothing.
+-- Inserts rows of heads, none twice within 100 ms, and locks nothing.
 
--- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
 -- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
 -- moved past its last job: else a queue at rest would get new rows forever.
 create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)

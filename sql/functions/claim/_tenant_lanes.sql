@@ -5,10 +5,8 @@
 -- there. Jobs that came back at once (resumed) have had their turn: claims take them from there, first.
 --
 -- There may be ten thousand tenants, of which twenty have jobs: only lanes with jobs may stay on the path. Each row of
--- tenant_lanes promises that its lane is visited, to each transaction that makes a job ready while `until` has not passed.
--- Such a transaction takes its xid before it reads the clock, and so before `until`. So the row goes only once no transaction
--- runs that is older than a horizon later than `until` (see _head), and the lane is read then, by a later snapshot: the job
--- of each of them is visible by then, also one that a claim has locked, or was rolled back. While one of them runs, the lane stays.
+-- tenant_lanes promises that its lane is visited, to each transaction that makes a job ready while `until` has not passed. It
+-- goes by the rule of rows of lanes (see _register_lane): once all these transactions have ended, and the lane is read.
 -- A lane that flips between empty and due gets a row in five seconds at most; where an old snapshot keeps many dead ones, lanes
 -- stay on the path, for a visit to an empty lane costs less than the walk over dead rows.
 --
@@ -266,8 +264,7 @@ begin
 end
 $$;
 
--- The safety net, a step of maintain: registers lanes that hold jobs and are not on the path. It probes the gaps between
--- registered ones, and so does not walk what claims have left in those. Returns the number of rounds that found any.
+-- The safety net, a step of maintain, as _find_lanes: registers lanes that hold jobs and are not on the path.
 create or replace function pgqueue._find_tenants()
 returns integer
 language plpgsql
@@ -290,7 +287,6 @@ begin
             limit 1
         );
     for v_round in 1..100 loop
-        -- Each round finds the first lane in each gap, which splits the gap for the next.
         perform pgqueue._register_tenants(g.queue, g.priority, array_agg(f.lane_key))
         from (
             select k.*, lead(k.lane_key, 1, 'g') over (partition by k.queue, k.priority order by k.lane_key) as next_key

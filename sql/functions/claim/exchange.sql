@@ -1,18 +1,14 @@
 -- exchange: everything that a busy worker reports and asks for, in one call and one commit: these jobs are done, these
--- failed, these continue, give me the next ones. Commit at once: until then it holds the rows of jobs that ended and of jobs
--- that it claimed.
+-- failed, these continue, give me the next ones.
 --
 -- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
 -- job that it waited for: complete, fail, extend, reserve. The rows of jobs that end are locked in id order; if
 -- some failed, all of them first.
--- No job spoils the others. A job whose reservation is over is reported as lost. It waits
--- 100 ms at most for rows that another session has locked: extend, or a call to cancel, is over by then. After that every
--- free row ends (FOR UPDATE SKIP LOCKED), and a locked one is reported as locked: nothing of it was changed, and its lease
--- is extended, so that the worker can report it again. 100 ms is below deadlock_timeout, so this call gives way before a
--- deadlock is detected.
--- The end of a single job alone is a smaller statement: see _end_one.
--- The claim comes last, and in a subtransaction when there are ends to keep: if it fails, everything else is stored, and
--- a row gives the reason. Not even a statement_timeout within it undoes an end. Reserve never waits for a row.
+-- No job spoils the others. It waits 100 ms at most for rows that another session has locked: extend, or a call to cancel, is
+-- over by then, and it gives way before deadlock_timeout. After that every free row ends (FOR UPDATE SKIP LOCKED), and a locked
+-- one is reported as locked.
+-- The claim comes last, and in a subtransaction when there are ends to keep: if it fails, everything else is stored. Not even a
+-- statement_timeout within it undoes an end.
 
 create or replace function pgqueue.exchange(
     worker text, max_jobs integer default 0, queues text[] default null, weights integer[] default null,

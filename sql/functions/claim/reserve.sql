@@ -1,12 +1,10 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find) locks due jobs, decide (_decide_starts)
--- says what becomes of those that a rule may touch, take (_take) is one UPDATE by ctid. A round takes its jobs before the next
--- one reads, so the next one sees them executing. Most claims are one round without a decision.
+-- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find), decide (_decide_starts), take (_take). A
+-- round takes its jobs before the next one reads, so the next one sees them executing. Most claims are one round without a
+-- decision.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
--- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned here: always generic, never by scanning or
--- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a separate transaction
--- and commit at once: what it locks is held until then.
+-- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned: see sql/README.md.
 
 create or replace function pgqueue.reserve(
     worker text, max_jobs integer default 1, queues text[] default null, weights integer[] default null,
