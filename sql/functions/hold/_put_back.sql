@@ -34,7 +34,6 @@ begin
     left join lateral unnest(j.followers) m (id) on true
     where j.id = any (p_job_ids);
     if v_members is not null then
-        -- The members of a batch are put back together.
         v_back := p_job_ids || array(select f.id from pgqueue._lock_members(v_members) f);
     end if;
 
@@ -108,8 +107,7 @@ begin
 end
 $$;
 
--- Also locks the members of the batches of these leaders, SKIP LOCKED: if another session has locked one of them, the whole
--- batch counts as held.
+-- Also locks the members of the batches of these leaders: if another session has locked one of them, the whole batch is held.
 create or replace function pgqueue._whole_batches(p_job_ids bigint[])
 returns bigint[]
 language plpgsql

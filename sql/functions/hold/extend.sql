@@ -1,14 +1,11 @@
 -- extend: the worker is alive and still runs these jobs.
 --
--- Locks rows FOR UPDATE SKIP LOCKED and never waits. A row that another session has locked (a handler's own completion,
--- a cancel, a claim that blocked another job of its key, an operator) cannot be updated, so its new lease is inserted
--- into lease_promises, and _rescue respects it: a job that this function reports as held stays held until the reported
--- time, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
+-- Locks rows FOR UPDATE SKIP LOCKED and never waits. A row that another session has locked cannot be updated, so its new lease
+-- is inserted into lease_promises, and _rescue respects it: a job that this function reports as held stays held until the
+-- reported time, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
 -- every rescue see it. So a locked row whose lease has lapsed gets none: rescue may be taking it back.
 -- A later statement makes the report: it sees these changes, and locked rows as last committed. It reports no lease
 -- longer than the one asked for: after the clock stepped back maintain cuts longer ones, and may hold the row now.
--- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
--- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
 
 create or replace function pgqueue.extend(
     job_ids bigint[], reservations bigint[], lease interval default '30 s', started boolean[] default null

@@ -1,6 +1,5 @@
 -- held_by: the jobs that execute under a worker's name. A worker calls it after it lost the reply of a claim: the claim may
--- have been committed, and then the worker holds jobs that it does not know. It gives these back with release(), under the
--- reservations that are returned here.
+-- have been committed. It gives jobs that it does not know back with release(), under the reservations that are returned here.
 --
 -- Two calls, so that the fence decides. If the network delivers either of them late, after the worker has claimed
 -- again, nothing happens: this one only reads, and release() changes no reservation that it does not name.
@@ -8,8 +7,6 @@
 -- With handed_within it reads the index of offered jobs from that time on, except the last 500 ms, whose notifications may be
 -- on their way: it costs as much as jobs were handed to this worker in that time, 0.1 ms for none. Offered jobs that were
 -- announced and claimed are in that index as well: no claim of the worker may be under way when it calls.
--- Else it reads the index of leases, which holds executing jobs only. For a batch it returns the leader; release() then gives
--- back all members.
 
 create or replace function pgqueue.held_by(worker text, handed_within interval default null)
 returns table (job_id bigint, reservation bigint)

@@ -1,6 +1,5 @@
--- hold: the first statement of a handler's own transaction. While the transaction is open, no other worker can get the job:
--- rescue skips a locked row. The lock ends with the transaction, or with its connection; a lease that extend promised
--- meanwhile stays valid.
+-- hold: the first statement of a handler's own transaction. While it is open, no other worker can get the job: rescue skips a
+-- locked row. A lease that extend promised meanwhile stays valid.
 --
 -- Locks the row of the job FOR SHARE and waits for another session's lock on it (usually an extend) at most 5 s
 -- (55P03). Works at every isolation level.

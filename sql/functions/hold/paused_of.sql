@@ -1,8 +1,8 @@
--- paused_of: which of these jobs would not start now, because their queue, task or limit_key is paused or throttled, or might
--- not, because a limit was set or changed since they were claimed.
+-- paused_of: which of these jobs would not start now, because of a pause, or might not, because a limit was set since they were
+-- claimed.
 --
 -- A worker asks it of the jobs that it has claimed and not started, after each notification with an empty payload on the
--- common channel, and with each heartbeat, and gives them back. Reads only.
+-- common channel, and with each heartbeat. Reads only.
 
 create or replace function pgqueue.paused_of(job_ids bigint[])
 returns setof bigint

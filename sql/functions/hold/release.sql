@@ -1,7 +1,6 @@
 -- release: gives jobs back uncounted, as if they had not been reserved.
 --
--- Locks rows FOR UPDATE SKIP LOCKED: a row that another session has locked stays as it is, and so does its lease: held_by()
--- lists it, and it can be released again. LATERAL and a variable for the state: see extend.
+-- Locks rows FOR UPDATE SKIP LOCKED: a row that another session has locked stays as it is, and so does its lease.
 
 create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
 returns setof bigint

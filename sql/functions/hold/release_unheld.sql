@@ -1,6 +1,5 @@
--- release_unheld: gives back the jobs that are reserved for the worker and not in its list. Either the reply of a reserve was
--- lost, and the worker does not know its jobs. Or, with `died`, a former process of that name is dead: its reservations are
--- lost. In both cases a job that was reported as started counts as a crash (see _put_back).
+-- release_unheld: gives back the jobs that are reserved for the worker and not in its list, because the reply of a reserve was
+-- lost or, with `died`, a former process of that name is dead. A job that was reported as started counts as a crash.
 --
 -- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker
 -- that claims on several connections asks held_by() and gives back with release() instead, where the fence decides.

@@ -1,7 +1,4 @@
--- snooze: the handler decided that it is too early for the job. The job comes back after delay; the attempt does not count.
---
--- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
--- its batch.
+-- snooze: the handler decided that it is too early for the job. Locks rows as complete() does.
 
 create or replace function pgqueue.snooze(job_id bigint, reservation bigint, delay interval)
 returns boolean

@@ -1,9 +1,7 @@
 -- started: the handlers of these jobs are about to run. A worker reports it with every extend(), and at once for a job that
 -- was lost before, so that a job that kills its process within a second is counted from its second run on.
 --
--- Locks rows FOR UPDATE SKIP LOCKED, in the order given. A row that another session has locked stays unreported and
--- counts as held.
--- LATERAL and a variable for the state: see extend.
+-- Locks rows FOR UPDATE SKIP LOCKED, in the order given. A row that another session has locked stays unreported.
 
 create or replace function pgqueue.started(job_ids bigint[], reservations bigint[])
 returns setof bigint

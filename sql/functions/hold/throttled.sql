@@ -1,8 +1,7 @@
 -- throttled: gives a job back whose handler was told to come back later ("429, in 30 s"), and throttles the others too.
 --
--- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
--- its batch. A job that has only been throttled for 24 hours fails instead, so that endless refusals use up its attempts:
--- throttled_since holds the time of the first one, until an attempt counts.
+-- Locks rows as complete() does. A job that has only been throttled for 24 hours fails instead, so that endless refusals use up
+-- its attempts: throttled_since holds the time of the first one, until an attempt counts.
 
 create or replace function pgqueue.throttled(
     job_id bigint, reservation bigint, delay interval, kind text default null, reason text default null

@@ -1,5 +1,4 @@
--- write_log: a worker stores log lines of its jobs. Inserts only, and locks nothing. Not fenced: the lines that a handler wrote
--- before it lost its lease are worth reading, too.
+-- write_log: a worker stores log lines of its jobs. Not fenced: those from before a lease was lost are worth reading, too.
 
 create or replace function pgqueue.write_log(lines jsonb)
 returns integer
