@@ -2,12 +2,10 @@
 --
 -- Where jobs come one by one, most of the server's time for an end is spent on starting statements and functions, and
 -- _finish, which takes many jobs with any outcome, has large ones. This one costs a third less CPU. It serves any job without
--- steps, parents and children. What the job leaves behind, the next of its key for example, is settled as in the long way
--- (_follow_ends). Both write the same row of history (tests/sql/test_end_one.py compares them).
+-- steps, parents and children. Both write the same row of history (tests/sql/test_end_one.py compares them).
 --
--- Locks the row of the job. If another session has locked it, or a row of what it leaves behind, this gives up after a
--- millisecond: the long way knows how long its caller may wait. True: the job has ended. False: nothing was changed, go
--- the long way.
+-- If another session has locked the row of the job, or one of what it leaves behind, this gives up after a millisecond: the long
+-- way knows how long its caller may wait. True: the job has ended. False: nothing was changed, go the long way.
 
 create or replace function pgqueue._end_one(p_job_id bigint, p_reservation bigint, p_result jsonb)
 returns boolean

@@ -2,8 +2,7 @@
 --
 -- Locks the rows of the jobs in id order, all of them before the first is decided; then, job by job, the members of a
 -- batch, and the retry budgets of queues in the order of their locks, so that two calls take turns and cannot deadlock.
--- Decides jobs one by one and changes them all together: one UPDATE of those that will be retried, and one _finish for
--- each final state. The leader of a batch ends by itself, with its members.
+-- Decides jobs one by one and changes them all together, but for the leader of a batch, which ends by itself, with its members.
 -- If a failure asks for something impossible, p_strict refuses it; else the policy of the job decides. A job that is named
 -- twice fails once.
 
@@ -116,8 +115,7 @@ begin
 end
 $$;
 
--- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
--- for it; may_ask is false once a retry function was canceled, null where none is asked.
+-- Decides on one job: sets state, retry_in, error, policy_error and may_ask.
 create or replace function pgqueue._decide_retry(p_attempt pgqueue.failed_attempt, p_strict boolean)
 returns pgqueue.failed_attempt
 language plpgsql

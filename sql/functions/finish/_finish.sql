@@ -1,13 +1,9 @@
 -- How a job ends: one statement deletes the live row and inserts the row of history.
 --
--- _finish is the only way out of jobs, except for delete and zero retention. It locks rows in id order, and only under the
--- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
--- if not, the caller has locked the row and read its reservation.
+-- It locks rows in id order, and only under the reservation given: a worker with another one changes nothing. p_executing: the
+-- job must be executing; if not, the caller has locked the row and read its reservation.
 -- Its own statement finds and locks the rows: joined by id, a plan that was made while the table was empty reads
 -- every entry of the index, also those that an old snapshot keeps from being removed.
--- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
--- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key
--- pay nothing for that, and without limits there is one probe.
 -- p_error is the error of all jobs and of members, p_errors has one for each of p_job_ids.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- so the statement is in an exception block.
@@ -162,7 +158,8 @@ begin
 end
 $$;
 
--- In later statements than the one that removed the rows. p_executing: the jobs were executing.
+-- In later statements than the one that removed the rows, whose snapshots show the jobs blocked meanwhile. Jobs without a key
+-- pay nothing for that, and without limits there is one probe. p_executing: the jobs were executing.
 create or replace function pgqueue._follow_ends(
     p_ended pgqueue.ended_job[], p_executing boolean, p_state pgqueue.job_state, p_error jsonb
 )

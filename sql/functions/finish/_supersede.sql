@@ -1,8 +1,7 @@
--- Ends a job whose dedupe key another job has taken (on_conflict => supersede): a waiting job is cancelled; if it executes,
--- its worker is asked to cancel it.
+-- Ends a job whose dedupe key another job has taken (on_conflict => supersede), or asks its worker to cancel it.
 --
 -- It does not wait, because the handler's own transaction may have locked the row. Then a note has the job checked again until
--- the row is free: if the job still lives by then, it is cancelled.
+-- the row is free.
 create or replace function pgqueue._supersede(p_job_id bigint)
 returns void
 language plpgsql

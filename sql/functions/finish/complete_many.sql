@@ -24,7 +24,6 @@ begin
     v_finished := pgqueue._finish(
         complete_many.job_ids, complete_many.reservations, true, 'succeeded', complete_many.results
     );
-    -- Nearly always all were held, and there is nothing to compare.
     if cardinality(v_finished) < cardinality(complete_many.job_ids) then
         return query
         select w.id

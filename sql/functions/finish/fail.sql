@@ -1,14 +1,11 @@
 -- fail: an attempt of one job failed. Decides what comes next: another attempt after a delay, or dead, or cancelled.
 --
--- In this order: asked to cancel, or cancel => true: cancelled. retry => false, or out of attempts: dead. Else it will be
--- retried: after retry_in if given; else by the policy of the call, of the job, of its task, or the default, exponential, for
--- an accumulating task sidekiq (see _backoff). A task's own function (see set_retry_function) may answer dead; if it raises,
--- the default policy decides and the errors of the job record why.
+-- Cancelled comes before dead, and dead before a retry: after retry_in if given; else by the policy of the call, of the job, of
+-- its task, or the default, exponential, for an accumulating task sidekiq (see _backoff). A task's own function (see
+-- set_retry_function) may answer dead; if it raises, the default policy decides and the errors of the job record why.
 -- A batch of an accumulating task fails for one key: all its members are retried together, on one count. When they are
 -- out of attempts only the leader, which has the lowest score, is dead; the others go back at once with a fresh count.
--- The retry budget of the queue in which the job will wait may defer it further.
--- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
--- its batch. Works at every isolation level. See _fail.
+-- Locks rows as complete() does. Works at every isolation level. See _fail.
 
 create or replace function pgqueue.fail(
     job_id bigint, reservation bigint, error jsonb default null, retry_in interval default null,

@@ -1,8 +1,6 @@
 -- fail_many: many failed attempts in one statement; see fail for the outcome of each.
 --
--- Locks rows in id order. A row that another transaction has locked is waited for, at most 5 s each; then the whole call
--- fails with 55P03 and nothing was changed. If one of them asks for something impossible, the others are not
--- affected: the failure counts, the policy of the job decides, and its errors record why. Works at every isolation level.
+-- Locks rows as complete_many() does. Works at every isolation level.
 
 create or replace function pgqueue.fail_many(
     job_ids bigint[], reservations bigint[], errors jsonb[] default null, retry_in interval[] default null,
