@@ -1,6 +1,4 @@
 -- Releases jobs that a limit or a pause blocks, once it has capacity again. _limits_of.sql tells the whole.
---
--- Each release locks its jobs in the order of their priority and time, and skips locked ones.
 
 -- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
 create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
@@ -84,10 +82,10 @@ begin
 end
 $$;
 
--- Checks the limits that are due in limit_waits. A limit that has capacity again releases as many jobs, but at most
--- p_jobs: a claim locks the jobs that it releases until it commits. The rows of a limit become one. Two calls that check
--- a limit at the same time may release twice as many; the next claim blocks the surplus again. A row that is a second
--- overdue counts even if another transaction has locked it, for that one may stay open.
+-- Checks the limits that are due in limit_waits, whose rows become one. Each releases as many jobs as it has capacity for, at
+-- most p_jobs: a claim locks the jobs that it releases until it commits. Two calls that check a limit at the same time may
+-- release twice as many; the next claim blocks the surplus again. A row that is a second overdue counts even if another
+-- transaction has locked it, for that one may stay open.
 create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql
@@ -187,9 +185,8 @@ begin
 end
 $$;
 
--- Releases the first p_count jobs that a limit blocks, as long as they cost no more than p_units together, and returns how many
--- there were. p_is_full: nothing of the limit is taken, and the first one comes whatever it costs. What a pause has blocked may be
--- a million jobs: it comes after what waits.
+-- Releases the first p_count jobs that a limit blocks, in the order of their priority and time, as long as they cost no more than
+-- p_units together; returns how many. p_is_full: nothing of the limit is taken, and the first one comes whatever it costs.
 create or replace function pgqueue._unblock(
     p_name text, p_count integer, p_units double precision default null, p_is_full boolean default false
 )

@@ -3,21 +3,20 @@
 -- A claim takes the advisory lock of each limit of its jobs, and counts what executes under it (lapsed leases included), and
 -- the starts within the period of a rate, in a statement after the one that took the lock, so that no two claims start jobs by
 -- the same count. It only tries: while another claim has the lock, these jobs are skipped. The lock is held until the
--- transaction ends, for only then can others count the jobs that it started. A limit under which no job of the claim starts is
--- not kept locked. Blocking, releasing and maintenance do not take the lock.
+-- transaction ends, for only then can others count the jobs that it started. Blocking, releasing and maintenance do not take it.
 -- A job without capacity is blocked under the limit's name (kind:target). Each job that ends releases one blocked job, in a
 -- statement after the one that ended it. It cannot see the jobs that a claim blocks at the same moment; so each claim that
--- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. A reader of that row deletes it, and
--- then checks the limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates, whose
--- capacity comes with time, are handled the same way. Claims and maintain read the rows that are due.
+-- blocks jobs inserts a row of limit_waits, due soon after. A reader of that row (claims, maintain) deletes it, and checks the
+-- limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates, whose capacity comes with
+-- time, are handled the same way.
 -- A pause is a limit without capacity: the jobs of a paused task or limit_key are blocked under a name of its own
 -- (pause:kind:target), checked soon after like all others, and then at the end of the pause. The lanes of a paused queue are
 -- left out where they are read. What a pause releases goes to the ordinary part of its lane.
 -- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
 -- be deferred again, with each one.
 
--- Inlined, as the next ones: no SET, and stable. A limit_key has the limit of its own value, else that of the longest prefix*;
--- each value is counted by itself. rule: the target of the row.
+-- Inlined, as the next ones. A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted
+-- by itself. rule: the target of the row.
 create or replace function pgqueue._limits_of(p_queue text, p_task text, p_key text, p_limit_key text)
 returns setof pgqueue.rule
 language sql stable parallel safe rows 2
@@ -146,10 +145,9 @@ as $$
     ) u
 $$;
 
--- Each kind fits one index; the others are not asked. For a queue or a task that is the index of leases, which has queue and
--- task of all executing jobs; for keys the unique index, where keys of one prefix stand together. The payloads of one batch of
--- an accumulating task count as one. An order is given, so that each query fits its index alone, even if the planner believes
--- that an empty index is expensive, or that all cost the same.
+-- Each kind fits one index, and the order is given so that it fits no other, whatever the planner believes of their sizes: for a
+-- queue or a task that of leases, which has both of all executing jobs; for keys the unique one, where keys of one prefix stand
+-- together. The payloads of one batch of an accumulating task count as one.
 create or replace function pgqueue._executing_under(p_kind text, p_target text, p_most integer, p_lease_head timestamptz)
 returns table (executing bigint)
 language sql stable parallel safe rows 1

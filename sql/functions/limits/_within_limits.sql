@@ -1,8 +1,7 @@
 -- Taking capacity: which of the jobs that a claim has locked may start under their limits. See _limits_of for the whole.
 --
--- Each limit is locked and counted once for all jobs of the claim that it touches, in two statements: the second has a
--- snapshot that shows what others had started before the lock was taken. As a rule all have capacity, and nothing is left
--- to decide. Else the jobs are gone through in order. A claim that continues counts again: it sees its own starts.
+-- Each limit is locked and counted once for all jobs of the claim that it touches. As a rule all have capacity, and nothing is
+-- left to decide. Else the jobs are gone through in order. A claim that continues counts again: it sees its own starts.
 -- Where jobs have costs, a limit counts units, and its jobs start in order: none passes the first one that does not fit, also
 -- if a claim of before has blocked that one. So small jobs do not keep a large one from starting.
 

@@ -1,6 +1,4 @@
--- drop_limit: removes a limit, or one of its parts.
---
--- Deletes or updates one row of limits; the next maintain() releases the jobs that were blocked by it.
+-- drop_limit: removes a limit, or one of its parts. Deletes or updates one row of limits.
 
 create or replace function pgqueue.drop_limit(kind text, target text, part text default null)
 returns boolean

@@ -1,8 +1,7 @@
--- pause: jobs of a queue, a task or a limit_key start no more, until a time or until resume().
+-- pause: jobs of a queue, a task or a limit_key start no more, until a time or until resume(). See _limits_of.
 --
 -- Inserts a row of pauses, and never updates one: hundreds of workers may pause one target at a moment. The longest end of
--- all its rows counts. A claim leaves the lanes of a paused queue out, and blocks the jobs of a paused task or limit_key, as it
--- meets them, under the name of the pause (see _rules_of). Workers are notified: they give back what they have not started.
+-- all its rows counts. Workers are notified: they give back what they have not started.
 
 create or replace function pgqueue.pause(
     kind text, target text, until timestamptz default null, reason text default null

@@ -1,8 +1,7 @@
 -- resume: ends a pause, a throttle or what a breaker has opened.
 --
 -- Deletes the rows of one source. Jobs that the pause has blocked come back by the next claims and maintain(), as many at a
--- time as a claim asks for, into the ordinary part of their lanes: a million of them delay no other job. A claim that did not
--- see the end may block further jobs; it leaves a row of limit_waits of its own (see _limits_of).
+-- time as a claim asks for, into the ordinary part of their lanes: a million of them delay no other job.
 
 create or replace function pgqueue.resume(kind text, target text, source text default 'operator')
 returns boolean

@@ -55,10 +55,9 @@ comment on function pgqueue.set_breaker(text, text, double precision, integer, i
     'Then one job at a time starts: if its attempt succeeds, the breaker closes; if it fails, it opens for twice as long, up to an hour. Discard, Cancel, Snooze, Throttled and lost leases do not count. False: unchanged. '
     'select pgqueue.set_breaker(''task'', ''charge'', failures => 0.5, of => 20, pause => ''30 s'');';
 
--- Counts attempts that ended, for each breaker that they are under: one row of breaker_ends, in the transaction of the ends. Then,
--- under the breaker's advisory lock, decides in later statements, whose snapshots show what others have counted. The lock is only
--- tried: while another session has it, the next end decides. What opens and closes is in the audit, with the actor breaker, and a
--- warning tells it to the log of the server and to the worker.
+-- Counts attempts that ended, for each breaker that they are under: one row of breaker_ends, in the transaction of the ends.
+-- Then, under the breaker's advisory lock, decides in later statements, whose snapshots show what others have counted. The lock
+-- is only tried: while another session has it, the next end decides.
 create or replace function pgqueue._note_ends(p_ended pgqueue.ended_job[], p_failed boolean)
 returns void
 language plpgsql

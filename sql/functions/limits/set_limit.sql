@@ -1,10 +1,8 @@
--- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start within a period, or how many
--- units where jobs have costs.
+-- set_limit: how many jobs of a queue, a task, keys or a limit_key execute at a time, or start within a period.
 --
--- Writes one row of limits, which takes effect at the next claim. An argument that is left out keeps its value. There may
--- be capacity now, so the next claim or maintain() checks the jobs that the limit blocks. A plain update of limits takes
--- effect too, but the blocked jobs wait until one ends, or until the limit's next check: a second later, or, under a rate,
--- at the next start that it allowed before.
+-- Writes one row of limits, which takes effect at the next claim. There may be capacity now, so the next claim or maintain()
+-- checks the jobs that the limit blocks. A plain update of limits takes effect too, but the blocked jobs wait until one ends, or
+-- until the limit's next check: a second later, or, under a rate, at the next start that it allowed before.
 
 create or replace function pgqueue.set_limit(
     kind text, target text, max_executing integer default null, rate integer default null, per interval default null,
