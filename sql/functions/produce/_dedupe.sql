@@ -3,10 +3,9 @@
 --
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
--- *job*, and checks that the row still exists. A transaction that ends a job also locks the job first, and then deletes its
--- row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, and the row of a job that it
--- supersedes, for which it then does not wait, are updated in place.
--- The row may disappear between the conflict and the check: then it starts again, and another session has made progress.
+-- *job*, and checks that the row still exists; else it starts again. A transaction that ends a job also locks the job first, and
+-- then deletes its row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, and the row of a
+-- job that it supersedes, for which it then does not wait, are updated in place.
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
 create or replace function pgqueue._dedupe(
@@ -50,7 +49,6 @@ begin
 
         v_is_free := v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives);
         if v_is_free or p_on_conflict = 'supersede' then
-            -- Locks the row of the key, and no job that it waits for: who ends a job skips a locked row of its key.
             update pgqueue.dedupe_keys d
             set job_id = p_job.id, until = v_until
             where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = v_existing.job_id
@@ -131,7 +129,7 @@ begin
 end
 $$;
 
--- Enqueues one job with any options; if another job has its dedupe key, does what on_conflict asks for.
+-- Enqueues one job with any options.
 create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
 language plpgsql

@@ -6,10 +6,9 @@
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
 -- It serves a job that has no key or expires_at, while no limit, pause or max_share is on its task, queue or limit_key: where a
--- worker is idle nothing waits, so this is no tenant's turn. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one
--- here, so that a job that does not start is not announced either, and the notification has the time of the commit.
--- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
--- itself: see held_by.
+-- worker is idle nothing waits, so this is no tenant's turn. Every other job is announced (_wake), a due one here, so that the
+-- notification has the time of the commit. What is reserved for a living worker that does not know it, the worker finds itself:
+-- see held_by.
 --
 -- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began.
 -- SET CONSTRAINTS ALL IMMEDIATE fires the trigger at once, and later statements of the transaction would meet a reserved
@@ -18,11 +17,10 @@
 -- enqueue leaves the id of the job in a setting, so that a row that comes from a dump is not looked at. The trigger fires
 -- whatever session_replication_role says: an enqueue in such a session wakes a worker, too.
 --
--- No error here fails the commit of a user. Locks nothing but the new row, which no other session can see. A worker gets
--- jobs only while its listening session is there, in this database: a copy of a database has the registrations of the
--- original. The channel is random and known to its worker alone: a session that listened on it would read the jobs, and
--- one that notified it could run any task. With trace_notify, which any role may set, the server would tell the producer
--- its name.
+-- Locks nothing but the new row, which no other session can see. A worker gets jobs only while its listening session is there, in
+-- this database: a copy of a database has the registrations of the original. The channel is random and known to its worker
+-- alone: a session that listened on it would read the jobs, and one that notified it could run any task. With trace_notify,
+-- which any role may set, the server would tell the producer its name.
 
 create or replace function pgqueue._hand_off()
 returns trigger

@@ -1,7 +1,7 @@
 -- Jobs as rows: from the options of a producer to a row of jobs, checked, and from such rows into the queue.
 --
--- A row gets its id before it is inserted, so that its dedupe key can name it. An option that its producer left out is null
--- until _insert_jobs fills it in by task and queue. enqueue and enqueue_many have shorter inserts of their own.
+-- A row gets its id before it is inserted, so that its dedupe key can name it. enqueue and enqueue_many have shorter inserts of
+-- their own.
 
 -- p_parents: of the jobs on which it depends those that are not inserted yet, so they are not searched for.
 create or replace function pgqueue._checked_job(

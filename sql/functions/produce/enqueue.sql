@@ -7,10 +7,8 @@
 -- Half of the time of a call is spent on starting statements and compiling expressions, which each transaction repeats: so
 -- there is one statement, and hardly an expression beside it. `offset 0` keeps the scan of tasks from carrying all columns
 -- of that table. The view effective_tasks would cost the first call of a session 7 % more: it reads how the view is made.
--- Sequential scans are off because beside an old snapshot the small tables are small in live rows only. Every table here
--- has a fitting index, so no plan is expensive enough for JIT.
--- A job with a dedupe key, or one that depends on others, goes another way: see _enqueue_row. Options other than task and
--- args are checked in _options.
+-- Sequential scans are off because beside an old snapshot the small tables are small in live rows only. No plan here is
+-- expensive enough for JIT.
 
 create or replace function pgqueue.enqueue(
     task text, args jsonb default '{}', queue text default null, priority integer default null,

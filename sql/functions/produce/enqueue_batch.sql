@@ -2,9 +2,8 @@
 --
 -- Rows of plain options (task, args, queue, priority, key, limit_key: nothing that a cast could refuse) are checked
 -- and made into jobs by one query. The others are read one by one, each in an exception block that only reads, and so
--- takes no transaction id. One statement then inserts all jobs without a dedupe key, with one wake-up for each
--- queue. Jobs with a dedupe key follow in the order of their keys, whatever the order given, so that two batches cannot
--- deadlock; ids nevertheless grow in the order given. They share one wait of dedupe_wait.
+-- takes no transaction id. One statement then inserts all jobs without a dedupe key; the others follow (_batch_deduped). Ids grow
+-- in the order given.
 
 create or replace function pgqueue.enqueue_batch(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
@@ -46,8 +45,7 @@ begin
     v_plain.args := '{}';
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
 
-    -- Ids in the order given, also for jobs that turn out bad or skipped. The options of a plain job have the names of
-    -- columns.
+    -- The options of a plain job have the names of columns.
     select
         array_agg(r.id order by r.ord),
         array_agg(

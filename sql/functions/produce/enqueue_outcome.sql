@@ -1,7 +1,6 @@
 -- enqueue_outcome: enqueue, with the outcome. Both enqueue a job with a dedupe key by _enqueue_row.
 --
--- With a dedupe key it may wait, for an open transaction that holds the same key or its job, until dedupe_wait (5 s) has
--- passed: 55P03. For its locks see _dedupe. Without one, the job is announced, and not offered to an idle worker: see _hand_off.
+-- For its locks see _dedupe. Without a dedupe key the job is announced, and not offered to an idle worker: see _hand_off.
 
 create or replace function pgqueue.enqueue_outcome(
     task text, args jsonb default '{}', queue text default null, priority integer default null,

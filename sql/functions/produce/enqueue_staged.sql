@@ -3,8 +3,7 @@
 -- One statement inserts the plain rows, which need no further check, and joins the options of task and queue. Only other
 -- rows (large args, retries, dedupe keys, mistakes) are read one by one; then all get their ids first, so that jobs of one
 -- key keep the order of the rows. Rows with a dedupe key come last, in the order of their keys, so that two loads cannot
--- deadlock; they may wait as enqueue_outcome does. One exception block names the refused row: one for each row would be a
--- subtransaction for each row.
+-- deadlock. One exception block names the refused row: one for each would be a subtransaction for each row.
 -- Each load is planned again, for the table has another size each time.
 
 create or replace function pgqueue.enqueue_staged()

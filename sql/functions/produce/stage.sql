@@ -1,7 +1,7 @@
 -- stage: creates the table for a large load by COPY; enqueue_staged then enqueues a job for each of its rows.
 --
--- A temporary table: COPY into it writes no WAL, other sessions do not see it, and its rows are gone when the
--- transaction ends. COPY into jobs itself could apply no options; COPY into a view would call a trigger for each row.
+-- A temporary table: COPY into it writes no WAL. COPY into jobs itself could apply no options; COPY into a view would call a
+-- trigger for each row.
 -- The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's
 -- rights, so it refuses a table of another owner, which could have rules or defaults. A session creates the table once;
 -- behind a pooler another role may find it, empty.
