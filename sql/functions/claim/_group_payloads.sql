@@ -1,7 +1,6 @@
 -- The payloads of accumulating tasks: which of them start together, and in which slot.
 --
--- The payloads of a key with one limit_key start together, in any order; but new ones wait for the backoff of failed ones,
--- all for one that suspended itself, and for a batch that has a step. Up to batch_size keys of a task share a slot.
+-- The payloads of a key with one limit_key start together, in any order. Up to batch_size keys of a task share a slot.
 
 -- blocked and ahead: those that wait, and the jobs that they wait for. firsts and sizes: the first of each key that starts,
 -- and the batch_size of its task. joined: the others of these keys.

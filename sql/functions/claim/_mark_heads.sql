@@ -1,9 +1,8 @@
 -- Marks: while one stands, some heads do not count, and claims read from the beginning.
 --
--- Reason 'clock': the clock has stepped back. Jobs that become ready now may come in below the heads, and below heads
--- that a claim is just moving. Each transaction that makes a job ready or leases one compares the clock, read after it
--- took its xid, with the newest horizon. A horizon from the future shows the step; the transaction then writes a mark. The
--- mark is committed with its jobs, so both are seen together.
+-- Reason 'clock': the clock has stepped back, as a horizon from the future shows (see _head). Jobs that become ready now may
+-- come in below the heads, and below heads that a claim is just moving. The mark is committed with the jobs, so both are seen
+-- together.
 -- Reason 'key': a job with a key lives again under its old id, so the head of jobs with keys does not count.
 --
 -- maintain deletes marks and starts the heads that they concern again. Marks for the clock stand until all transactions have

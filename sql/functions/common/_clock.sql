@@ -3,10 +3,7 @@
 -- _clock() is clock_timestamp(), not now(): a job enqueued late in a long transaction must not look old. Tests
 -- replace it to travel in time. _clock() and _ready_at_unchecked() pin no search_path, so that they stay inlined.
 --
--- _ready_at() (in claim/_mark_heads.sql) takes the transaction's xid before it reads the clock. _move_heads finds the
--- transactions that may still insert a job below some time t by their xid: a transaction without one at t cannot have read
--- a clock below t.
--- In the other order, a job could appear below a low-water mark that every claim relies on.
+-- _ready_at() (in claim/_mark_heads.sql) takes the transaction's xid before it reads the clock: see _head.
 
 create or replace function pgqueue._clock()
 returns timestamptz

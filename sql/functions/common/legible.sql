@@ -1,8 +1,7 @@
 -- legible: a value that UTF-8 can have, for lists and claims that must not fail because of one row.
 --
 -- A database of another encoding than UTF-8 may hold bytes that no text in UTF-8 has: any in SQL_ASCII, and in WIN1252 those
--- that the standard leaves out. A statement that returns one of them fails as a whole. Here the characters of such a value
--- that are not ASCII become question marks. Other values, and databases in UTF-8, pay nothing.
+-- that the standard leaves out. A statement that returns one of them fails as a whole.
 
 create or replace function pgqueue.legible(value jsonb)
 returns jsonb
