@@ -36,7 +36,6 @@ begin
         cross join lateral pgqueue._due_lanes(
             p_queues, case when m.due_lanes is null then p_lanes else coalesce(p_lanes, '{}') end, p_now
         ) l
-        -- Not NOT EXISTS, which the planner may turn into a join.
         where exists (
             select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now
         ) is not true
@@ -145,14 +144,12 @@ language sql stable parallel safe rows 1
 as $$
     select p_is_limited
         or p_task = any (array(
-            -- Others only say that there is a breaker.
             select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
         ))
         or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
 $$;
 
--- Inlined. `offset 0` computes each head once: else the planner copies its expression to each place that uses it. p_lanes null:
--- all lanes of p_queues.
+-- Inlined. p_lanes null: all lanes of p_queues.
 create or replace function pgqueue._due_lanes(p_queues text[], p_lanes pgqueue.due_lane[], p_now timestamptz)
 returns table (
     queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,

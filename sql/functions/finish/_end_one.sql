@@ -63,7 +63,6 @@ begin
                     (select q.retention_succeeded from pgqueue.queues q where q.name = g.queue),
                     (select s.retention_succeeded from pgqueue.settings s where s.one)
                 ) as keep_for
-                -- Computed once: else the planner copies it to each place that uses it.
                 offset 0
             ) k
             where k.keep_for > '0'

@@ -110,7 +110,6 @@ begin
                     from (select) one
                     left join pgqueue.effective_tasks t on t.name = g.task
                     left join pgqueue.queues q on q.name = g.queue
-                    -- Computed once: else the planner copies it to each place that uses it.
                     offset 0
                 ) k
                 where k.keep_for > '0'

@@ -67,7 +67,6 @@ as $$
                 where starts_with(c.limit_key, p.prefix) and (c.leader is null or c.leader = c.id)
                 group by c.limit_key
             ) x
-            -- Else the rule is looked up for each use of it.
             offset 0
         ) f
     ) v
@@ -76,7 +75,6 @@ as $$
         from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
     ) e
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
-    -- Not those that only say that there is a breaker.
     where num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
 $$;
 

@@ -50,7 +50,7 @@ as $$
             limit 1
         )
     ) l
-    -- The others only say that there is a breaker.
+    -- The others only say that there is a breaker, here and elsewhere.
     where num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
 $$;
 

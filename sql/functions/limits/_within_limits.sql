@@ -235,7 +235,6 @@ begin
             cross join lateral pgqueue._rules_of(j.queue, j.task, j.key, j.limit_key, p_now) l
             group by l.name, l.kind, l.target, l.max_executing, l.rate, l.per, l.max_cost, l.burst
         ) m
-        -- Else the probe is copied to each place that uses it.
         offset 0
     ) n;
 end
