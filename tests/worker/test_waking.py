@@ -147,14 +147,14 @@ async def test_a_worker_whose_call_of_idle_was_cut_off_calls_it_again(
         locker.execute("lock table pgqueue.idle_workers in share mode")
         waits = (
             "select max(pid) from pg_stat_activity where datname = current_database()"
-            " and wait_event_type = 'Lock' and query ~ 'pgqueue.idle' and pid <> %s"
+            " and wait_event_type = 'Lock' and query ~ %s and pid <> %s"
         )
-        first = await wait_until_async(lambda: value(conn, waits, 0))
+        first = await wait_until_async(lambda: value(conn, waits, "pgqueue.idle", 0))
         # As code of a handler does that cancels all asyncio tasks.
         [claiming] = [each for each in asyncio.all_tasks() if each.get_name() == "pgqueue-claiming"]
         claiming.cancel()
         # On another connection, for the state of the one before is not known.
-        await wait_until_async(lambda: value(conn, waits, first))
+        await wait_until_async(lambda: value(conn, waits, "pgqueue.(hello|idle)", first))
         locker.rollback()
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         assert await done(conn, enqueue(conn)) == ["succeeded"]
