@@ -26,9 +26,9 @@ from tests.workers import NEVER, WorkerProcess, is_asleep, working, write_module
 pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 
 # Maintenance takes a gap of more than 5 s for an outage. A lease that was about to be extended must be extended
-# again within five thirds of its length, so the server has about 6 s to start.
-LEASE = 10
-OUTAGE = 10.5
+# again within five thirds of its length, so the server has about 19 s to start, also on a machine that is busy.
+LEASE = 30
+OUTAGE = 30.5
 
 TASKS = """
     import asyncio, pathlib, time
