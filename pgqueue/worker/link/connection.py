@@ -114,10 +114,8 @@ class Link:
         """Run `call` in a separate transaction. `sent_at` is then the time just before it was last sent.
 
         If it is not answered `within` seconds, instead of the usual ones, it is sent again on a new connection.
-
         Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
         psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
-
         `gives_up` decides on an error that the call met on a connection that had just answered: it is raised.
         """
         pause = FIRST_PAUSE
@@ -125,18 +123,13 @@ class Link:
         try:
             while True:
                 answers = self._outage.answers
-                is_sent = False
                 async with self._turn:
-                    connects = self.connects
+                    is_sent, connects = False, self.connects
                     try:
                         await self._ensure_connected()
                         is_sent = True
                         answer = await self.perform_now(call, within)
-                        if trouble is not None:
-                            trouble.over()
-                        elif self._outage.since is not None and not self._outage.links_down:
-                            # The call that met it was cancelled before it was over.
-                            self._outage.ends()
+                        self._note_answer(trouble)
                         return answer
                     except (InvalidArgument, LockTimeout):
                         raise
@@ -169,6 +162,14 @@ class Link:
             if trouble is not None:
                 trouble.__exit__(type(error))
             raise
+
+    def _note_answer(self, trouble: Trouble | None) -> None:
+        """The server is there, whatever trouble the call has met before."""
+        if trouble is not None:
+            trouble.over()
+        elif self._outage.since is not None and not self._outage.links_down:
+            # The call that met it was cancelled before it was over.
+            self._outage.ends()
 
     async def perform_now(self, call: Call[T], within: float | None = None) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""
