@@ -17,12 +17,13 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.run.runner import Pace, Runner
 from pgqueue.worker.trade.exchange import Exchange, Reply
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, take_away, working
+from tests.workers import NEVER, done, take_away, working
 
 
 @pytest.mark.covers("G1", "G8")
@@ -618,6 +619,35 @@ async def test_what_waits_behind_a_job_that_is_throttled_goes_back_and_does_not_
         other.set()
         assert await done(conn, second) == ["succeeded"]
         assert {job(conn, each).attempts for each in others} == {0}
+
+
+async def test_a_storm_of_throttled_handlers_asks_the_database_no_more_often(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After one question, which may be that of the start, no other comes for as long as the test lasts.
+    monkeypatch.setattr("pgqueue.worker.presence.orders._APART", NEVER)
+    app = App()
+    asked: list[str] = []
+    original = Orders._ask
+
+    async def ask(self: Orders) -> str:
+        asked.append("a command")
+        return await original(self)
+
+    monkeypatch.setattr(Orders, "_ask", ask)
+
+    @app.task
+    async def call_api(i: int) -> None:
+        raise Throttled(after=3600)
+
+    conn.execute(
+        "select pgqueue.enqueue('call_api', jsonb_build_object('i', n), limit_key => 'tenant:' || n)"
+        " from generate_series(1, 60) n"
+    )
+    throttled = "select count(*) = 60 from pgqueue.jobs where throttled_since is not null"
+    async with working(app, database.dsn, concurrency=20, lease=600.0):
+        await wait_until_async(lambda: value(conn, throttled))
+        assert len(asked) == 1
 
 
 async def test_an_open_breaker_reaches_what_waits_in_a_worker(

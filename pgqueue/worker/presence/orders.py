@@ -32,12 +32,16 @@ _KILLED = 128 + signal.SIGKILL
 # that have been paused meanwhile.
 _ASK_AGAIN = 1.0
 
+# Seconds between two questions at least: each handler that is throttled, and each pause, asks for one.
+_APART = 0.1
+
 
 class Orders:
     """Carries out orders. `exit_code` is what the process should exit with, as far as an order decides that.
 
     `obey_forever` carries out those that come through the database as well: the command of this worker is read when
-    `asked_now` is set, and at each heartbeat. It acts on changes only, so that a later signal keeps its effect.
+    `asked_now` is set, however often, and at each heartbeat. It acts on changes only, so that a later signal keeps its
+    effect.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Orders:
             if wanted != self._obeys:
                 await self._obey(wanted)
             await self._give_back_paused()
+            await asyncio.sleep(_APART)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.asked_now.wait()
