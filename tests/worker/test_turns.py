@@ -15,6 +15,7 @@ import pytest
 
 from pgqueue import App, Job
 from pgqueue.worker.run.runner import Pace
+from pgqueue.worker.run.turn import Turn
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -84,6 +85,69 @@ async def test_handlers_that_never_wait_leave_the_loop_its_turns_in_however_many
         assert set(await done(conn, *jobs)) == {"succeeded"}
     # Handlers start for 4 ms, which are 3 of these; between two counts the rest of one such time may lie, and one more.
     assert max(Counter(ran).values()) <= 6
+
+
+@pytest.mark.usefixtures("claimed_at_once")
+async def test_many_slots_are_not_woken_in_each_turn_of_handlers_that_never_wait(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+    asked = 0
+    original = Turn.is_over
+
+    def is_over(self: Turn, now: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return original(self, now)
+
+    monkeypatch.setattr(Turn, "is_over", is_over)
+
+    @app.task
+    async def t(i: int) -> None:
+        threading.Event().wait(0.002)
+
+    jobs = enqueue_many(conn, 400)
+    async with working(app, database.dsn, concurrency=200):
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+    # A slot asks before each job, at the end of each turn, which has one job at least, and where it is woken in vain.
+    assert asked < 10 * len(jobs)
+
+
+@pytest.mark.usefixtures("claimed_at_once")
+@pytest.mark.parametrize("seconds", [0.0, 0.005], ids=["quick", "longer than a turn"])
+async def test_handlers_that_wait_for_each_other_run_in_all_slots(
+    database: Database, conn: psycopg.Connection, seconds: float
+) -> None:
+    app, all_run = App(), asyncio.Event()
+    running = 0
+
+    @app.task
+    async def t(i: int) -> None:
+        nonlocal running
+        threading.Event().wait(seconds)
+        running += 1
+        if running == 60:
+            all_run.set()
+        await all_run.wait()
+
+    jobs = enqueue_many(conn, 60)
+    async with working(app, database.dsn, concurrency=60):
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+
+
+@pytest.mark.usefixtures("claimed_at_once")
+async def test_sync_handlers_that_wait_for_each_other_run_in_all_slots(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app, all_run = App(), threading.Barrier(40)
+
+    @app.task
+    def t(i: int) -> None:
+        all_run.wait(60)
+
+    jobs = enqueue_many(conn, 40)
+    async with working(app, database.dsn, concurrency=40):
+        assert set(await done(conn, *jobs)) == {"succeeded"}
 
 
 async def test_leases_are_extended_beside_handlers_that_never_wait(
