@@ -11,6 +11,7 @@ from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
 from pgqueue.remedies import for_people
+from pgqueue.search import exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,22 @@ def dead_lines(group: Mapping[str, Any], queue: str | None) -> Call[list[Row]]:
         b" from pgqueue.dead_lines(%s::text, %s::text, %s::text, %s::text) l",
         (group["task"], group["class"], group["fingerprint"], queue),
         read_rows,
+    )
+
+
+def dead_kept(queue: str | None) -> Call[tuple[str | None, str | None]]:
+    """Read for how long dead jobs are kept, and until when the oldest is; of one queue, or of all.
+
+    A task, and a job itself, may have another time.
+    """
+    found = {"states": ["dead"], **({} if queue is None else {"queues": [exactly(queue)]})}
+    return Call(
+        b"select to_jsonb(coalesce(q.retention_dead, s.retention_dead)) #>> '{}',"
+        b" (select to_jsonb(j.kept_until) #>> '{}' from pgqueue.search_oldest(%s::text::jsonb, null, 1, 20000) f"
+        b" cross join lateral (select a.kept_until from pgqueue.all_jobs a where a.id = f.job_ids[1] limit 1) j)"
+        b" from pgqueue.settings s left join pgqueue.queues q on q.name = %s::text",
+        (to_json(found, "filter"), queue),
+        lambda rows: rows[0],
     )
 
 

@@ -73,15 +73,28 @@ def lately(seconds: int) -> Call[list[Row]]:
     )
 
 
-def dead_today() -> Call[int]:
-    """Count the jobs that died within a day, as samples have it: of ten minutes, and of ten seconds since."""
+def died(seconds: int) -> Call[int]:
+    """Count the jobs that died over a time until now, as samples have it: of ten minutes, and of ten seconds since."""
     return Call(
         b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = ''"
-        b" and s.at > (select pgqueue._clock()) - interval '1 day'), every as (select c.ended from coarse c union all"
+        b" and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'),"
+        b" every as (select c.ended from coarse c union all"
         b" select s.ended from pgqueue.samples s where s.span = 10 and s.queue = ''"
         b" and s.at > greatest((select max(c.at) from coarse c), (select pgqueue._clock()) - interval '15 min'))"
         b" select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
         b" from every cross join jsonb_each(every.ended) e",
+        (seconds,),
+        read_first,
+    )
+
+
+def usual_deaths() -> Call[float | None]:
+    """Read how many jobs usually die in a day: the mean of the six days before the last one; None: less is known."""
+    return Call(
+        b"select case when count(*) >= 144 then 144 * sum((select coalesce(sum((e.value ->> 'dead')::bigint), 0)"
+        b" from jsonb_each(s.ended) e))::float8 / count(*) end from pgqueue.samples s"
+        b" where s.span = 600 and s.queue = '' and s.at > (select pgqueue._clock()) - interval '7 days'"
+        b" and s.at <= (select pgqueue._clock()) - interval '1 day'",
         (),
         read_first,
     )

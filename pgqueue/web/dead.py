@@ -10,12 +10,14 @@ from starlette.responses import Response
 from pgqueue.db import observe, samples
 from pgqueue.web import dying, render
 from pgqueue.web.context import Context
+from pgqueue.web.overview import DAY
 
 # Parts that the page can do without.
 _MASKS, _FATES = "what is behind the masks", "what became of those that were retried"
+_USUAL, _KEPT = "how many usually die", "how long they are kept"
 
 # Within how many seconds the last job of a group died, by the name of the choice.
-SINCE = {"1 h": 3600, "1 d": 86_400, "7 d": 604_800}
+SINCE = {"1 h": 3600, "1 d": DAY, "7 d": 604_800}
 
 
 async def dead(context: Context) -> Response:
@@ -37,6 +39,12 @@ async def dead(context: Context) -> Response:
         for each in groups
         if _fits(each, wanted) and (seconds is None or render.is_within(each["last_at"], seconds, now))
     ]
+    usual = await context.part(_USUAL, shared("usual deaths", 600.0, samples.usual_deaths), None)
+    in_hour = await shared("died in an hour", 60.0, lambda: samples.died(3600))
+    today = await shared("dead today", 60.0, lambda: samples.died(DAY))
+    kept_for, oldest = await context.part(
+        _KEPT, shared(("kept", name), 60.0, lambda: observe.dead_kept(name)), (None, None)
+    )
     listed = {render.group_key(each) for each in groups}
     return context.page(
         "dead.html",
@@ -53,11 +61,15 @@ async def dead(context: Context) -> Response:
         gone=[each for each in fates if each.key not in listed][:5] if name is None else [],
         retried=sum(each.jobs for each in fates),
         again=sum(each.dead for each in fates),
-        dead_today=await shared("dead today", 60.0, samples.dead_today),
+        died=[
+            dying.beside_usual(jobs, None if usual is None else usual / parts, of_all=name is not None)
+            for jobs, parts in ((in_hour, 24), (today, 1))
+        ],
+        kept_for=dying.kept_in_words(kept_for, oldest, now),
         kept=render.counted(
             next((each for each in stats["queues"] if each["queue"] == name), {}) if name else stats["total"], "dead"
         ),
-        new=sum(render.is_within(each["first_at"], 86_400, now) for each in groups),
+        new=sum(render.is_within(each["first_at"], DAY, now) for each in groups),
         growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
         now=now,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pgqueue.web.render import group_key, is_within, masks_of, stamp
+from pgqueue.web.render import group_key, interval, is_within, masks_of, seconds, stamp, usually
 
 # What each mask of a fingerprint stands for, as pgqueue._fingerprint finds it.
 _MASKED = {
@@ -75,6 +75,33 @@ def died_within(group: Mapping[str, Any], seconds: int | None, now: float) -> in
     if hours <= len(group["trend"] or ()):
         return int(sum(group["trend"][-hours:]))
     return int(group["jobs"]) if is_within(group["first_at"], seconds, now) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """How many jobs died within a time, how many usually do in words, and how bad that is: bad, warn or ""."""
+
+    jobs: int
+    words: str
+    tone: str
+
+
+def beside_usual(jobs: int, usual: float | None, *, of_all: bool) -> Deaths:
+    """Return how many died beside what is usual in the same time; None: not known. `of_all`: say that these are all."""
+    words = [] if usual is None else [usually(usual)]
+    if of_all or usual is None:
+        words.append("in all queues")
+    tone = "bad" if usual is None or jobs > 3 * max(usual, 1) else "warn" if jobs > usual else ""
+    return Deaths(jobs, ", ".join(words), tone if jobs else "")
+
+
+def kept_in_words(how_long: str | None, oldest: str | None, now: float) -> str:
+    """Return for how long dead jobs are kept, an interval of the database's, and when the oldest goes."""
+    words = [f"for {interval(how_long)}"] if how_long else []
+    if oldest is not None:
+        left = stamp(oldest) - now
+        words.append(f"the oldest leaves {f'in {seconds(left)}' if left > 0 else 'soon'}")
+    return "; ".join(words)
 
 
 def _most(counter: Counter[str]) -> list[tuple[str, int]]:

@@ -21,8 +21,8 @@ LATENESS, TRENDS, TROUBLES = "why jobs are late", "the trends", "what just faile
 # Workers that are shown.
 _MOST = 12
 
-# Seconds over which rates of queues are taken.
-LATELY = 60
+# Seconds over which rates of queues are taken, and jobs that died are counted.
+LATELY, DAY = 60, 86_400
 
 
 async def overview(context: Context) -> Response:
@@ -36,7 +36,7 @@ async def overview(context: Context) -> Response:
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
-    dead_today = await shared("dead today", 60.0, samples.dead_today)
+    dead_today = await shared("dead today", 60.0, lambda: samples.died(DAY))
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]

@@ -31,6 +31,8 @@ _COUNT_FIRST = re.compile(r"^the (?:oldest of (?:[^;,]|,\d)* is|queue has (?:[^;
 SPARK = (120, 30)
 SPARK_SECONDS = 3600
 
+_DAY = 86_400
+
 # A queue with fewer jobs than this does not fill its sparkline, so a calm queue looks calm.
 _LEAST = 50
 
@@ -73,6 +75,7 @@ def environment() -> Environment:
         is_within=is_within,
         masked=masked,
         group_key=group_key,
+        pace=pace,
         like=like,
         steps=lambda remedy: steps(text(remedy)),
     )
@@ -222,6 +225,28 @@ def fits(fingerprint: str, line: str) -> bool:
     """Tell whether a line of an error is one of those that a group of the dead masks so."""
     between = (re.escape(part) for part in masks_of(fingerprint)[::2])
     return re.match(".+?".join(between), line) is not None
+
+
+def usually(count: float) -> str:
+    """Write what is usual in whole numbers."""
+    return "usually none" if not count else "usually less than 1" if count < 1 else f"usually {number(round(count))}"
+
+
+def pace(group: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+    """Return how a group of the dead grows, as words with warn or "": that it is new, or its last day beside the usual.
+
+    What is usual in a day is the mean of the days before, of the jobs that are kept.
+    """
+    age, trend = max(now - stamp(group["first_at"]), 0.0), group["trend"] or [0]
+    if age <= _DAY:
+        found = [(f"new, {seconds(age)} old", "warn")]
+    else:
+        today = sum(trend)
+        usual = (group["jobs"] - today) * _DAY / max(age - _DAY, _DAY)
+        found = [(f"{number(today)} within a day, {usually(usual)}", "warn" if today > 3 * max(usual, 1) else "")]
+    if group["jobs"] > 1 and is_within(group["last_at"], 600, now):
+        found.append((f"growing, {rate(trend[-1] * 60 / min(max(age, 60.0), 3600.0))} / min", "warn"))
+    return found
 
 
 def is_within(value: str | None, seconds: float, now: float) -> bool:

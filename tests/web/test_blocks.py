@@ -159,7 +159,10 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "memory of workers": observe.worker_memory(),
         "how tasks perform": samples.ended_by_task(3600),
         "usual times of runs": series.usual(),
-        "dead within a day": samples.dead_today(),
+        "died within a day": samples.died(86_400),
+        "usual deaths of a day": samples.usual_deaths(),
+        "how long the dead are kept": observe.dead_kept(None),
+        "how long the dead of a queue are kept": observe.dead_kept("q1"),
     }
 
 
@@ -176,6 +179,9 @@ _MUCH = {
     ("ended", 3600),
     "usual",
     "dead today",
+    "died in an hour",
+    "usual deaths",
+    ("kept", None),
 }
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import httpx
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from pgqueue.web.dying import behind, fates
-from pgqueue.web.render import brief_number
+from pgqueue.web.dying import behind, beside_usual, fates
+from pgqueue.web.render import brief_number, instant, pace
 from tests.calls import call, enqueue_many, reserve
 from tests.facts import wait_until
 from tests.web.conftest import Serve
@@ -97,6 +98,90 @@ def test_a_text_and_a_time_choose_the_groups_that_are_shown(conn: psycopg.Connec
     assert 'href="/dead?queue=webhooks&amp;find=deliver">ever</a>' in page
     assert 'aria-current="true">1 h</a>' in page
     assert 'name="find" value="deliver"' in page
+
+
+def test_a_group_says_that_it_is_new_or_how_many_usually_die_in_a_day(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    for days in (4, 3, 2):
+        clock.advance(f"-{days} days")
+        die(conn, 3, "charge", "CardRefused", "card {} was refused")
+        clock.back_to_real()
+    die(conn, 11, "charge", "CardRefused", "card {} was refused")
+    die(conn, 2)
+    found = dict(re.findall(r"(CardRefused|ConnectError) : (.*?) Retry all", words(ask("GET", "/dead").text)))
+    # Eleven beside three a day are many; both grow.
+    assert "11 within a day, usually 3 growing, 0.18 / min" in found["CardRefused"]
+    assert re.search(r"new, [\d.]+ m?s old growing, 2.0 / min", found["ConnectError"])
+
+
+@pytest.mark.parametrize(
+    ("first", "jobs", "trend", "said"),
+    [
+        (40, 30, [1] * 24, [("24 within a day, usually 6", "warn")]),
+        (240, 90, [0] * 24, [("0 within a day, usually 10", "")]),
+        (2400, 3, [0] * 24, [("0 within a day, usually less than 1", "")]),
+        (2400, 24, [1] * 24, [("24 within a day, usually none", "warn")]),
+        (6, 24, [0] * 18 + [4] * 6, [("new, 6.0 h old", "warn")]),
+    ],
+)
+def test_how_a_group_grows_is_told_by_its_hours_and_its_days(
+    first: int, jobs: int, trend: list[int], said: list[tuple[str, str]]
+) -> None:
+    now = 1_800_000_000.0
+    group = {
+        "first_at": instant(now - 3600 * first), "last_at": instant(now - 1800), "jobs": jobs, "trend": trend,
+    }  # fmt: skip
+    assert pace(group, now) == said
+
+
+def test_what_died_within_an_hour_and_a_day_stands_beside_the_usual(conn: psycopg.Connection, ask: Ask) -> None:
+    # One died in each ten minutes of a week.
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+        " select now() - n * interval '10 min' - interval '5 s', 600, '', 0, 0, 0, 0, 0, 0, 0, %s"
+        " from generate_series(1, 1008) n",
+        [Jsonb({"t": {"dead": 1}})],
+    )
+    page = words(ask("GET", "/dead").text)
+    assert "Died within an hour 5 usually 6" in page
+    assert "Died within a day 143 usually 144" in page
+
+
+@pytest.mark.parametrize(
+    ("jobs", "usual", "said"),
+    [
+        (0, None, ("in all queues", "")),
+        (1, None, ("in all queues", "bad")),
+        (0, 3.2, ("usually 3", "")),
+        (3, 3.2, ("usually 3", "")),
+        (4, 3.2, ("usually 3", "warn")),
+        (442, 3.2, ("usually 3", "bad")),
+        (3, 0.0, ("usually none", "warn")),
+    ],
+)
+def test_deaths_are_bad_where_they_are_far_more_than_usual(
+    jobs: int, usual: float | None, said: tuple[str, str]
+) -> None:
+    found = beside_usual(jobs, usual, of_all=False)
+    assert (found.words, found.tone) == said
+
+
+def test_the_page_says_for_how_long_the_dead_are_kept(
+    conn: psycopg.Connection, ask: Ask, clock: Clock, serve: Serve
+) -> None:
+    assert "Kept 0 for 90 d " in words(ask("GET", "/dead").text)
+    clock.advance("-30 days")
+    die(conn, 1)
+    clock.back_to_real()
+    call(conn, "configure_queue", "webhooks", retention_dead="10 days")
+    die(conn, 2)
+    # Another server, which has no answer of before.
+    address = serve()
+    assert "Kept 3 for 90 d; the oldest leaves in 60 d " in words(ask("GET", "/dead", at=address).text)
+    assert "Kept 3 for 10 d; the oldest leaves in 60 d " in words(ask("GET", "/dead?queue=webhooks", at=address).text)
+    assert "Kept 0 for 90 d " in words(ask("GET", "/dead?queue=mail", at=address).text)
 
 
 def test_the_navigation_says_how_many_are_dead(conn: psycopg.Connection, ask: Ask, serve: Serve) -> None:

@@ -278,7 +278,7 @@ def test_a_percentile_lies_within_its_bucket(buckets: list[float], part: float, 
     [
         # 101 rows at each of six times, and those of a quarter of an hour and of ten minutes.
         (samples.lately(60), 7 * 101),
-        (samples.dead_today(), 91 * 101),
+        (samples.died(86_400), 91 * 101),
         (samples.runs_of_a_day(), 61 * 101),
     ],
     ids=["rates", "dead today", "usual runs"],

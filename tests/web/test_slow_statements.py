@@ -38,6 +38,8 @@ def slow(*_: Any) -> Call[Any]:
         ("/queue?name=mail", observe, "dead_groups", "the errors of dead jobs", "Purge", "No job of it is dead"),
         ("/health", observe, "doctor", "problems that the doctor finds", "Maintenance", "No problem was found"),
         ("/health", observe, "metrics", "the numbers of the server", "Maintenance", "0.0 %"),
+        ("/dead", samples, "usual_deaths", "how many usually die", "By what they died of", "usually none"),
+        ("/dead", observe, "dead_kept", "how long they are kept", "By what they died of", "the oldest leaves"),
         ("/jobs/KEYED", operate, "explain", "why it is in this state", "Timeline", "Others of its state"),
         ("/jobs/KEYED", observe, "search", "others of its key", "Timeline", "Others of its key"),
         ("/jobs/KEYED", groups, "children", "what it waits for and what waits for it", "Others of its key", "Steps"),
