@@ -23,6 +23,7 @@ from pgqueue.search import parse
 from pgqueue.web import EVERYTHING, User, dashboard
 from pgqueue.web import database as pool
 
+from .beside import fill_beside
 from .harness import Bound, Connection, Report, Server, median, sized
 
 _LIVE = sized(1_000_000, least=20_000)
@@ -32,54 +33,25 @@ _PAGES = (
     *("/limits", "/groups", "/schedules", "/health", "/metrics", "/series?range=1+h"),
 )
 
-_FILL = """
-insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, tags, group_id)
-select
-    now() - interval '1 hour',
-    now() + case when g %% 30 < 3 then interval '-1 hour' else interval '1 hour' end + g * interval '1 us',
-    now() - interval '1 hour', 'waiting', 0,
-    'queue' || g %% 30, 'task' || g %% 200, jsonb_build_object('user', jsonb_build_object('id', g)),
-    case when g %% 1000 = 0 then '{vip}'::text[] end,
-    case when g <= %(jobs)s / 20 then 1 when g <= %(jobs)s / 10 then 2 + g %% 200 end
-from generate_series(1, %(jobs)s) g;
-insert into pgqueue.lanes (queue, priority, until)
-select 'queue' || g, 0, now() + interval '1 hour' from generate_series(0, 29) g;
-insert into pgqueue.history (
-    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state, attempts, losses, priority,
-    granularity, queue, task, args, errors
-)
-select
-    nextval('pgqueue.jobs_id_seq'), 1, now(), now(), now(), now(), now() + interval '1 day',
-    case when g / 30 %% 20 = 0 then 'dead' else 'succeeded' end::pgqueue.job_state, 1, 0, 0, 'd', 'queue' || g %% 30,
-    'task' || g %% 200, '{}',
-    case
-        when g / 30 %% 20 = 0
-        then jsonb_build_array(jsonb_build_object('class', 'Error' || g %% 7, 'message', 'no answer'))
-    end
-from generate_series(1, %(jobs)s) g;
-"""
-
 
 def run(server: Server) -> Report:
     with server.database("pages") as dsn, psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute((_FILL % {"jobs": _LIVE}).encode())
-        for table in ("jobs", "history"):
-            connection.execute(f"vacuum analyze pgqueue.{table}".encode())
+        took = fill_beside(dsn, _LIVE, late=3)
         connection.execute("select pgqueue.hello('w', null, '{\"concurrency\": 12}'), pgqueue.beat('w')")
         connection.execute("select pgqueue.maintain()")
         times = {name: _time(connection, ask) for name, ask in _asked(connection).items()}
         # A sample that tells of now is from the last half minute.
         connection.execute("select pgqueue._sample(pgqueue._clock()), pgqueue.beat('w')")
         pages = {page: asyncio.run(_load(dsn, page)) for page in _PAGES}
-    slowest, slowest_page = max(times.values()), max(pages.values())
+    slowest, slowest_page = max(times, key=times.__getitem__), max(pages, key=pages.__getitem__)
     return Report(
-        f"pages: {_LIVE:,} live jobs and {_LIVE:,} in history, ms",
-        ("page or statement", "ms"),
-        [(name, f"{spent:.1f}") for name, spent in {**pages, **times}.items()],
-        {"slowest_page_ms": slowest_page, "slowest_ms": slowest, "jobs": 2 * _LIVE},
+        f"pages: {_LIVE:,} live jobs and {_LIVE:,} in history, ms; filled in {took:.0f} s",
+        ("page or statement", "ms", f"within {_MOST_MS:g} ms"),
+        [(name, f"{spent:.1f}", "yes" if spent <= _MOST_MS else "no") for name, spent in {**pages, **times}.items()],
+        {"slowest_page_ms": pages[slowest_page], "slowest_ms": times[slowest], "jobs": 2 * _LIVE, "fill_s": took},
         [
-            Bound("Slowest page, ms", slowest_page, _MOST_MS, is_ratio=False),
-            Bound("Slowest statement, ms", slowest, _MOST_MS, is_ratio=False),
+            Bound(f"Slowest page, {slowest_page}, ms", pages[slowest_page], _MOST_MS, is_ratio=False),
+            Bound(f"Slowest statement, {slowest}, ms", times[slowest], _MOST_MS, is_ratio=False),
         ],
     )
 
