@@ -1,4 +1,5 @@
-"""Metrics in the text format of Prometheus: of workers, as they count, and of a database, by `pgqueue.metrics()`.
+"""Metrics in the text format of Prometheus: of workers, as they count; of a database, by `pgqueue.metrics()`; and, for
+how long jobs of a queue wait and run, by samples.
 
 Needs prometheus-client (the extra `metrics`); see `is_available`.
 """
@@ -6,12 +7,16 @@ Needs prometheus-client (the extra `metrics`); see `is_available`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from importlib.util import find_spec
 from typing import Any
 
-from pgqueue.worker.tell.counts import BOUNDS, OUTCOMES, Entry
+from pgqueue.worker.tell.counts import BOUNDS, OUTCOMES, Entry, Times
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Queues that have a histogram: those of which most was counted.
+_MOST_QUEUES = 500
 
 # As pgqueue.metrics() returns them: name, labels, value.
 Rows = Iterable[tuple[str, Mapping[str, str], float]]
@@ -42,6 +47,13 @@ OF_DATABASE = {
     ),
     "pgqueue_queue_late_seconds": "How long the oldest job of a late queue has waited, by cause: see why_late().",
     "pgqueue_queue_oldest_attempt_seconds": "How long the oldest running attempt of a queue has run.",
+    "pgqueue_queue_wait_seconds": (
+        "How long jobs of a queue waited from due to reserved, first attempts: a histogram."
+        " Only /metrics of the pages has it."
+    ),
+    "pgqueue_queue_run_seconds": (
+        "How long handlers of jobs of a queue ran: a histogram. Only /metrics of the pages has it."
+    ),
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
     "pgqueue_breakers_open": "Breakers that are open or half-open, by kind and state.",
@@ -107,6 +119,45 @@ def of_database(rows: Rows) -> Iterator[Any]:
         for labels, value in samples:
             family.add_metric([str(labels[each]) for each in names], value)
         yield family
+
+
+class QueueTimes:
+    """How long jobs of each queue waited and ran, in all samples that were added.
+
+    A histogram of Prometheus only grows, and a sample tells of ten seconds: what serves histograms adds samples up.
+    `last` is the number of the last sample, None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self._times: dict[str, dict[str, Times]] = {"wait": {}, "run": {}}
+
+    def add(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add samples: (number, queue, what ended by task)."""
+        for number, queue, ended in rows:
+            self.last = max(number, self.last or 0)
+            for entry in ended.values():
+                for kind, times in self._times.items():
+                    if kind in entry:
+                        times.setdefault(queue, Times()).merge(entry[kind])
+
+    def of(self, kind: str) -> list[tuple[str, Entry]]:
+        """Return (queue, times), "wait" or "run", of the 500 queues of which most was counted, by name."""
+        most = nlargest(_MOST_QUEUES, self._times[kind].items(), key=lambda each: sum(each[1].buckets))
+        return [(queue, times.as_dict()) for queue, times in sorted(most, key=lambda each: each[0])]
+
+
+def of_times(found: Mapping[str, QueueTimes]) -> Iterator[Any]:
+    """Return the histograms of queues; `found`: by the name of the database, "" for one alone."""
+    labels = ["queue"] if "" in found else ["database", "queue"]
+    for kind in ("wait", "run"):
+        name = f"pgqueue_queue_{kind}_seconds"
+        samples = [
+            ([*filter(None, [database]), queue], times)
+            for database, each in found.items()
+            for queue, times in each.of(kind)
+        ]
+        yield _histogram(name, OF_DATABASE[name], labels, samples)
 
 
 def of_several(found: Mapping[str, Rows], missing: Iterable[str]) -> list[tuple[str, dict[str, str], float]]:

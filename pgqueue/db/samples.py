@@ -73,6 +73,19 @@ def lately(seconds: int) -> Call[list[Row]]:
     )
 
 
+def since(number: int | None) -> Call[list[Row]]:
+    """Read (number, queue, ended) of the samples of queues after one, the newest 20,000; None: those of ten minutes."""
+    first = number is None
+    return Call(
+        b"select s.n, pgqueue.legible(to_jsonb(s.queue)) #>> '{}', s.ended from pgqueue.samples s"
+        b" where s.span = 10 and s.queue <> '' and s.ended is not null and "
+        + (b"s.at > (select pgqueue._clock()) - interval '10 min'" if first else b"s.n > %s::bigint")
+        + (b"" if first else b" order by s.n desc limit 20000"),
+        () if first else (number,),
+        read_rows,
+    )
+
+
 def died(seconds: int) -> Call[int]:
     """Count the jobs that died over a time until now, as samples have it: of ten minutes, and of ten seconds since."""
     return Call(

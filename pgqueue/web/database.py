@@ -16,6 +16,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from pgqueue.db import observe
 from pgqueue.db.call import Call, perform_async
 from pgqueue.errors import PgQueueError
+from pgqueue.metrics import QueueTimes
+from pgqueue.web import series
 from pgqueue.web.users import User
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class PageDatabase:
         self._opening = asyncio.Lock()
         self._answers: dict[object, tuple[float, Any]] = {}
         self._asking: dict[object, asyncio.Task[Any]] = {}
+        self._times = QueueTimes()
 
     async def close(self) -> None:
         """Close the pool that it opened."""
@@ -102,6 +105,11 @@ class PageDatabase:
         """Return which queues are late, and why: once a minute while several are, for each of them costs."""
         found = self._answers.get("why")
         return await self.shared("why", 60.0 if found is not None and len(found[1]) > 1 else 10.0, observe.why_late)
+
+    async def times_of_queues(self) -> QueueTimes:
+        """Return how long jobs of each queue waited and ran, since the first call and in the ten minutes before."""
+        await self.shared("times of queues", 10.0, lambda: series.times_of_queues(self._times))
+        return self._times
 
     async def _ask(self, key: object, call: Call[T]) -> T:
         [answer] = await self.read(call)

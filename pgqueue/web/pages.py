@@ -35,8 +35,8 @@ NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": []
 
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
-# Parts that the page of a queue can do without.
-FILLING, WAITS = "what fills it", "how long jobs usually wait"
+# Parts that the page of a queue can do without, and the metrics.
+FILLING, WAITS, TIMES = "what fills it", "how long jobs usually wait", "how long jobs waited and ran"
 
 
 async def queues(context: Context) -> Response:
@@ -243,7 +243,9 @@ async def metrics_text(context: Context) -> Response:
     if not metrics.is_available():
         raise HTTPException(404, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'")
     rows = await context.database.shared("metrics", 60.0, observe.metrics)
-    return Response(metrics.as_text(metrics.of_database(rows)), media_type=metrics.CONTENT_TYPE)
+    times = await context.part(TIMES, context.database.times_of_queues(), metrics.QueueTimes())
+    text = metrics.as_text([*metrics.of_database(rows), *metrics.of_times({"": times})])
+    return Response(text, media_type=metrics.CONTENT_TYPE)
 
 
 async def points(context: Context) -> Response:

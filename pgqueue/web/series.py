@@ -9,6 +9,7 @@ from typing import Any
 
 from pgqueue.db import samples
 from pgqueue.db.call import Call, Row
+from pgqueue.metrics import QueueTimes
 from pgqueue.worker.tell.counts import BOUNDS
 
 # Times that plots show, in seconds, with their names.
@@ -84,6 +85,12 @@ def usual_waits(queue: str) -> Call[list[float]]:
     """Read the buckets of the times that jobs of a queue waited within a day."""
     call = samples.waits_of_a_day(queue)
     return Call(call.text, call.params, lambda rows: _summed(buckets for (buckets,) in call.read(rows)))
+
+
+def times_of_queues(times: QueueTimes) -> Call[None]:
+    """Read the samples after the last that was added to the times, and add them."""
+    call = samples.since(times.last)
+    return Call(call.text, call.params, lambda rows: times.add(call.read(rows)))
 
 
 def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, dict[str, float | None]]:

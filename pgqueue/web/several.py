@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,7 +19,6 @@ from starlette.routing import Mount, Route
 
 from pgqueue import metrics
 from pgqueue.db import observe
-from pgqueue.db.call import Call
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.web.app import Options, guard, pages_of, static_files
@@ -46,16 +45,17 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
         return Context(request, next(iter(found.values())), templates, settings)
 
     async def index(request: Request) -> Response:
-        stats, troubles = await _ask_each(found, "stats", 1.0, observe.stats)
+        stats, troubles = await _ask_each(found, lambda each: each.shared("stats", 1.0, observe.stats))
         return context(request).page("databases.html", stats=stats, troubles=troubles, slugs=slugs)
 
     async def metrics_text(request: Request) -> Response:
         if not metrics.is_available():
             missing = HTTPException(404, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'")
             return context(request).problem(missing)
-        rows, troubles = await _ask_each(found, "metrics", 2.0, observe.metrics)
-        text = metrics.as_text(metrics.of_database(metrics.of_several(rows, troubles)))
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        rows, troubles = await _ask_each(found, lambda each: each.shared("metrics", 60.0, observe.metrics))
+        times, _ = await _ask_each(found, PageDatabase.times_of_queues)
+        families = [*metrics.of_database(metrics.of_several(rows, troubles)), *metrics.of_times(times)]
+        return Response(metrics.as_text(families), media_type=metrics.CONTENT_TYPE)
 
     each = {slug: pages_of(found[name], replace(options, title=name, places=places)) for name, slug in places}
 
@@ -75,13 +75,13 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
 
 
 async def _ask_each(
-    databases: Mapping[str, PageDatabase], key: str, seconds: float, call: Callable[[], Call[T]]
+    databases: Mapping[str, PageDatabase], question: Callable[[PageDatabase], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, str]]:
     """Ask all at the same time; returns the answers, and what is wrong with the others."""
 
     async def ask(database: PageDatabase) -> Any:
         try:
-            return await database.shared(key, seconds, call)
+            return await question(database)
         except (psycopg.Error, PgQueueError, PoolTimeout, OSError) as error:
             return error
 

@@ -19,7 +19,7 @@ from pgqueue.testing import Clock
 from pgqueue.web import database as pool
 from pgqueue.web import series
 from pgqueue.web.database import PageDatabase
-from tests.calls import call, enqueue_many, maintain, pairs, reserve
+from tests.calls import call, enqueue_many, maintain, pairs, reserve, value
 from tests.databases import Database
 from tests.web.test_guard import Ask
 
@@ -130,6 +130,9 @@ def asked(conn: psycopg.Connection) -> dict[str, Call[Any]]:
         "worker_status": observe.workers(),
         "a worker": observe.worker("w1"),
         "rates of queues": samples.lately(60),
+        "times of queues, within a minute": samples.since(
+            value(conn, f"select max(n) - {6 * QUEUES} from pgqueue.samples")
+        ),
         "a plot of all queues": samples.series("", 900),
         "a plot of a queue": samples.series("q1", 3600),
         "a plot of a week": samples.series("q1", 604_800),
@@ -150,6 +153,7 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "metrics()": observe.metrics(),
         "doctor()": observe.doctor(),
         "dead_groups()": observe.dead_groups(None),
+        "times of queues, at first": samples.since(None),
         "what fills a queue": observe.queue_facets("q1"),
         "what fills all queues": observe.queue_facets(None),
         "fates of retries": observe.retry_fates(),

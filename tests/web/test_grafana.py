@@ -44,7 +44,10 @@ def busy(filled: psycopg.Connection) -> psycopg.Connection:
         " select 'task', 'load', 'breaker', 'infinity', now.at, 'E', 'w1', now.at + interval '1 min'"
         " from (select pgqueue._clock() as at) now"
     )
-    filled.execute("update pgqueue.samples set counted_at = at - interval '3 min' where queue = 'mail'")
+    filled.execute(
+        "update pgqueue.samples set counted_at = at - interval '3 min', ended = %s where queue = 'mail'",
+        [Jsonb({"send_email": {"succeeded": 5, "dead": 9, "run": _TIMES, "wait": _TIMES}})],
+    )
     return filled
 
 

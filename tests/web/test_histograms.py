@@ -1,0 +1,92 @@
+"""Histograms of how long jobs of a queue wait and run, in /metrics of the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import httpx
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue import metrics
+from pgqueue.web import database as pool
+from pgqueue.web.database import PageDatabase
+from tests.databases import Database
+
+# Half a second is in the sixth of the buckets, up to a second.
+HALF = 5
+
+
+def sample(conn: psycopg.Connection, queue: str, jobs: int, ago: str = "0 s") -> None:
+    """Add a sample in which jobs of two tasks had waited, and run, for half a second each."""
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+        " values (pgqueue._clock() - %s::interval, 10, %s, 0, 0, 0, 0, 0, 0, 0, %s)",
+        [ago, queue, Jsonb({"one": entry(jobs - 1), "other": entry(1), "started only": {"started": 3}})],
+    )
+
+
+def entry(jobs: int) -> dict[str, object]:
+    times = {"sum": 0.5 * jobs, "max": 0.5, "buckets": [jobs if bucket == HALF else 0 for bucket in range(12)]}
+    return {"started": jobs, "succeeded": jobs, "wait": times, "run": times}
+
+
+def counted(times: metrics.QueueTimes) -> dict[str, int]:
+    return {queue: found["buckets"][HALF] for queue, found in times.of("wait")}
+
+
+def test_the_pages_serve_histograms_of_queues(conn: psycopg.Connection, ask: Callable[..., httpx.Response]) -> None:
+    sample(conn, "mail", 3)
+    sample(conn, "", 3)
+    # Before the pages are first asked, ten minutes count.
+    sample(conn, "mail", 4, ago="9 min")
+    sample(conn, "mail", 5, ago="11 min")
+    text = ask("GET", "/metrics").text
+    for kind in ("wait", "run"):
+        assert f'pgqueue_queue_{kind}_seconds_bucket{{le="0.25",queue="mail"}} 0.0' in text
+        assert f'pgqueue_queue_{kind}_seconds_bucket{{le="1.0",queue="mail"}} 7.0' in text
+        assert f'pgqueue_queue_{kind}_seconds_count{{queue="mail"}} 7.0' in text
+        assert f'pgqueue_queue_{kind}_seconds_sum{{queue="mail"}} 3.5' in text
+    assert '_seconds_count{queue=""}' not in text
+
+
+async def test_each_sample_counts_once_however_often_the_pages_are_asked(
+    conn: psycopg.Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now))
+    pages = PageDatabase(database.dsn)
+    try:
+        assert counted(await pages.times_of_queues()) == {}
+        now += 11
+        sample(conn, "mail", 3)
+        assert counted(await pages.times_of_queues()) == {"mail": 3}
+        sample(conn, "mail", 4)
+        sample(conn, "reports", 2)
+        # One answer serves for ten seconds.
+        assert counted(await pages.times_of_queues()) == {"mail": 3}
+        now += 11
+        assert counted(await pages.times_of_queues()) == {"mail": 7, "reports": 2}
+        # An action forgets the answers, and no sample counts again.
+        pages.forget()
+        assert counted(await pages.times_of_queues()) == {"mail": 7, "reports": 2}
+    finally:
+        await pages.close()
+
+
+def test_histograms_of_several_databases_name_theirs() -> None:
+    times = metrics.QueueTimes()
+    times.add([(1, "mail", {"t": entry(2)})])
+    text = metrics.as_text(metrics.of_times({"crm": metrics.QueueTimes(), "shop": times})).decode()
+    assert 'pgqueue_queue_wait_seconds_count{database="shop",queue="mail"} 2.0' in text
+    assert "crm" not in text
+
+
+def test_of_thousands_of_queues_those_with_most_jobs_have_a_histogram() -> None:
+    times = metrics.QueueTimes()
+    times.add((n, f"q{n:04}", {"t": entry(n)}) for n in range(1, 1001))
+    assert [queue for queue, _ in times.of("run")] == [f"q{n:04}" for n in range(501, 1001)]
+    assert times.last == 1000
