@@ -95,6 +95,12 @@ def quoted(value: str) -> str:
     return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
 
 
+def narrowed(line: str, name: str, value: str) -> str:
+    """Return a filter with one value of a word, in place of what it says of that word: several are alternatives."""
+    kept = [word for word in _words(line) if word.partition(":")[0] != name]
+    return " ".join([*kept, f"{name}:{quoted(value)}"])
+
+
 def _words(text: str) -> Iterator[str]:
     position = 0
     while text[position:].strip():

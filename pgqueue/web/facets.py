@@ -1,4 +1,7 @@
-"""What fills a queue: the most frequent values of its due jobs, how long these wait, and what blocks others."""
+"""What fills a queue: the most frequent values of its due jobs, how long these wait, and what blocks others.
+
+And what the jobs are that match a filter.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.search import quoted
+from pgqueue.search import narrowed, quoted
 from pgqueue.web.capacity import Running
 from pgqueue.worker.tell.counts import BOUNDS
 
@@ -19,6 +22,9 @@ _FACETS = {
     "enqueued_by": ("Enqueued by", "by"),
     "tag": ("Tag", "tag"),
 }
+
+# What a pause calls these.
+_PAUSED = {"task": "task", "tenant": "limit_key"}
 
 # Values of a facet that are shown.
 _MOST = 5
@@ -48,6 +54,15 @@ class Facet:
 
     title: str
     values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The facets of jobs that match a filter: of how many, and whether more match."""
+
+    jobs: int
+    is_more: bool
+    facets: Sequence[Facet]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +109,18 @@ def of_queue(queue: str | None, rows: Iterable[Sequence[Any]]) -> Filling:
 
 
 def _value(only: str, name: str, word: str, value: str, jobs: int, due: int) -> Value:
-    pauses = {"task": "task", "tenant": "limit_key"}.get(name, "")
     filter = f"{only}{word}:{quoted(value)} state:waiting,failed"
-    return Value(value, jobs, round(100 * jobs / max(due, 1)), filter, pauses)
+    return Value(value, jobs, round(100 * jobs / max(due, 1)), filter, _PAUSED.get(name, ""))
+
+
+def of_jobs(line: str, rows: Iterable[Sequence[Any]], jobs: int) -> list[Facet]:
+    """Sort what facets() returned of a number of jobs that match a filter; each value narrows that."""
+    found: dict[str, list[Value]] = {}
+    for name, text, of_it in rows:
+        share = round(100 * of_it / max(jobs, 1))
+        value = Value(text, of_it, share, narrowed(line, name, text), _PAUSED.get(name, ""))
+        found.setdefault(name, []).append(value)
+    return [Facet(name.capitalize(), values) for name, values in found.items()]
 
 
 def of_workers(queue: str, running: Iterable[Running]) -> Facet | None:

@@ -30,6 +30,9 @@ PAGE = 50
 # Characters of args that a form shows.
 _EDITED = 20_000
 
+# Jobs that match of which the most frequent values are counted, where that is asked for.
+SAMPLE = 1000
+
 # Where they could not be read.
 NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
 
@@ -37,6 +40,7 @@ _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 # Parts that the page of a queue can do without, and the metrics.
 FILLING, WAITS, TIMES = "what fills it", "how long jobs usually wait", "how long jobs waited and ran"
+FACETS = "what they are"
 
 
 async def queues(context: Context) -> Response:
@@ -122,8 +126,11 @@ async def jobs(context: Context) -> Response:
     [found] = await context.database.read(observe.search(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     counted = await counting.count(context.database, wanted, order) if context.query("count") else None
+    all_of = _all_of(line, wanted, order)
+    looking = _sample(context, all_of or line, wanted, order) if context.query("facets") else None
     return context.page(
         "jobs.html",
+        sample=None if looking is None else await context.part(FACETS, looking, None),
         q=line,
         jobs=rows,
         found=found,
@@ -132,7 +139,7 @@ async def jobs(context: Context) -> Response:
         about=await counting.about(context.database, wanted, order),
         counted=counted,
         counted_at=datetime.fromtimestamp(context.now(), UTC).isoformat(),
-        all_of=_all_of(line, wanted, order),
+        all_of=all_of,
         orders=ORDERS,
         states=STATES,
         words=WORDS,
@@ -320,6 +327,14 @@ def _all_of(line: str, wanted: Filter, order: str) -> str:
     if states is None:
         return f"{line} state:{','.join(DUE_STATES)}"
     return line if set(states) <= set(DUE_STATES) else ""
+
+
+async def _sample(context: Context, line: str, wanted: Filter, order: str) -> facets.Sample | None:
+    """Return the most frequent values of the first jobs that match."""
+    [found] = await context.database.read(observe.search(order, wanted, None, SAMPLE))
+    [rows] = await context.database.read(observe.facets(found.ids))
+    jobs = len(found.ids)
+    return facets.Sample(jobs, found.next is not None, facets.of_jobs(line, rows, jobs))
 
 
 def _wrong_clocks(workers: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:

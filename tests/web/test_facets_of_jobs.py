@@ -1,0 +1,92 @@
+"""What the jobs are that match a filter: their most frequent values, each of which narrows it."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import psycopg
+import pytest
+
+from pgqueue.search import narrowed
+from pgqueue.web import pages
+from tests.calls import enqueue_many, reserve, value
+from tests.web.test_blocked_by import words
+from tests.web.test_guard import Ask
+
+
+@pytest.fixture
+def jobs(conn: psycopg.Connection) -> psycopg.Connection:
+    enqueue_many(conn, 6, "import", queue="q", limit_key="tenant:lumen", tags=["vip"])
+    enqueue_many(conn, 2, "import", queue="q", limit_key="tenant:acme", key="order:17")
+    enqueue_many(conn, 2, "send", queue="mail")
+    reserve(conn, 3, "w1", queues=["q"])
+    return conn
+
+
+def panel(page: str) -> str:
+    return page.partition('<section class="panel" id="facets">')[2].partition('<div id="live"')[0]
+
+
+def links(page: str) -> dict[str, str]:
+    """The addresses of the values in the panel, by their text."""
+    found = re.findall(r'<a href="([^"]*)" title="([^"]*)"', panel(page))
+    return {html.unescape(text): html.unescape(address) for address, text in found}
+
+
+def test_a_link_shows_what_jobs_are_and_each_value_narrows_the_filter(jobs: psycopg.Connection, ask: Ask) -> None:
+    page = ask("GET", "/jobs?q=task:i*").text
+    assert panel(page) == ""
+    [link] = re.findall(r'href="([^"]*)">What they are</a>', page)
+    page = ask("GET", html.unescape(link)).text
+    shown = words(panel(page))
+    assert "What they are all 8 that match" in shown
+    for text in ("import 8 100 %", "tenant:lumen 6 75 %", "order:17 2 25 %", "vip 6 75 %", "w1 3 38 %"):
+        assert text in shown
+    assert "send" not in shown
+    # A value of the word that the filter has stands in its place.
+    assert links(page)["import"] == "/jobs?q=task%3Aimport"
+    narrow = links(page)["tenant:acme"]
+    assert narrow == "/jobs?q=task%3Ai%2A+tenant%3Atenant%3Aacme"
+    assert "2 jobs, newest first" in words(ask("GET", narrow).text)
+
+
+def test_the_live_refresh_does_not_look_again(jobs: psycopg.Connection, ask: Ask) -> None:
+    page = ask("GET", "/jobs?q=task:import&facets=1").text
+    [live] = re.findall(r'<div id="live" hx-get="([^"]*)"', page)
+    assert "facets" not in live
+
+
+def test_just_the_jobs_of_a_value_are_acted_on(jobs: psycopg.Connection, ask: Ask) -> None:
+    page = ask("GET", "/jobs?q=queue:q&order=due&facets=1").text
+    [line] = {html.unescape(each) for each in re.findall(r'name="q" value="([^"]*tenant:acme[^"]*)"', panel(page))}
+    # The jobs that the order has, and no others.
+    assert line == "queue:q state:waiting,failed tenant:tenant:acme"
+    form = {"action": "cancel", "scope": "all", "q": line}
+    asked = ask("POST", "/act", **form).text
+    [count] = re.findall(r'name="count" value="(\d+)"', asked)
+    ask("POST", "/act", **form, confirm="yes", count=count)
+    left = "select count(*) from pgqueue.jobs where limit_key = %s and state in ('waiting', 'failed')"
+    assert value(jobs, left, "tenant:acme") == 0
+    assert value(jobs, left, "tenant:lumen") > 0
+    assert "Pause this tenant, in all queues" in page
+
+
+def test_of_many_jobs_the_first_ones_are_looked_at(
+    jobs: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SAMPLE", 4)
+    assert "What they are the first 4 that match" in words(panel(ask("GET", "/jobs?facets=1").text))
+
+
+@pytest.mark.parametrize(
+    ("line", "narrow"),
+    [
+        ("", "task:send"),
+        ("task:i*,s* state:dead", "state:dead task:send"),
+        ('line:"no task:x" task:a task:b', 'line:"no task:x" task:send'),
+        ("17", "17 task:send"),
+    ],
+)
+def test_a_value_replaces_what_a_filter_says_of_its_word(line: str, narrow: str) -> None:
+    assert narrowed(line, "task", "send") == narrow
