@@ -277,7 +277,6 @@ INCIDENTS = {
             r"session \d+ \(role \S+, a report, .* since .*, holds back vacuum by",
             ("old snapshot", "a report"),
             topic="old_snapshot",
-            pages=("/", "/health"),
             after="15 min",
         ),
         Incident(

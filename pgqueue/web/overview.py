@@ -42,12 +42,18 @@ async def overview(context: Context) -> Response:
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
+    reached = verdict.reach(late, findings, queues, len(alive))
     needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
         "overview.html",
         stats=stats,
-        verdict=verdict.reach(late, findings, queues, len(alive)),
-        findings=[each for each in verdict.beside(late, findings) if each["severity"] != "info"],
+        verdict=reached,
+        late_one=next((each for each in queues if each["queue"] == reached.queue), None),
+        # A setting is wrong since long: what has happened stands before it.
+        findings=sorted(
+            (each for each in verdict.beside(late, findings) if each["severity"] != "info"),
+            key=lambda each: each["topic"] == "settings",
+        ),
         queues=[
             {
                 **each,

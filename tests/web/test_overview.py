@@ -62,6 +62,9 @@ def test_a_warning_of_the_doctor_does_not_hide_that_all_is_on_time(
     page = ask("GET", "/").text
     assert said(page) == "Everything is on time: no job waits."
     assert '<a href="/health">1 finding</a>: schedule, nightly' in page
+    # The answer first: what was found, and what to do.
+    assert "<strong>schedule, nightly</strong>: one run was left out" in page
+    assert 'data-copy="pgqueue schedules show nightly"' in page
 
 
 def test_without_a_worker_the_pages_count_what_waits_and_do_not_say_that_none_does(
@@ -133,6 +136,34 @@ def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     assert re.search(r'data-copy="pgqueue worker [^"]*--queue mail"', page)
     # By colour, shape and word.
     assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
+
+
+def test_the_number_beside_the_sentence_says_where_it_was_counted_before(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-40 min")
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    register(conn, "w", ["other"], 4)
+    call(conn, "beat", "w")
+    maintain(conn)
+    conn.execute("update pgqueue.samples set counted_at = at - interval '3 min' where queue = 'mail'")
+    assert "<span>due jobs of mail, last hour</span><b>~1</b>" in ask("GET", "/").text
+
+
+def test_what_else_is_wrong_stands_below_the_sentence(
+    conn: psycopg.Connection, ask: Ask, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = b"select jsonb_build_object('severity', 'warning', 'topic', 'old_snapshot', 'subject', 'session 17',"
+    found += b" 'evidence', 'a report holds back vacuum', 'remedy', 'select pg_terminate_backend(17);')"
+    monkeypatch.setattr(observe, "doctor", lambda: Call(found, (), read_column))
+    clock.advance("-40 min")
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page).startswith("mail is 40 min late")
+    assert "<strong>old snapshot, session 17</strong>: a report holds back vacuum" in page
 
 
 def test_beside_free_slots_a_late_queue_is_not_said_to_lack_workers(
