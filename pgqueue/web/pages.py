@@ -44,14 +44,16 @@ FACETS = "what they are"
 
 
 async def queues(context: Context) -> Response:
-    """All queues, the ones in trouble first."""
+    """All queues, the ones in trouble first, with the cause of each that is late."""
     stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
+    late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), stats["queues"])
+    causes = {row["queue_name"]: verdict.cause_of(row) for row in late}
     trends = await context.part("the trends", context.database.shared("trends", 60.0, samples.trends), [])
     return context.page(
         "queues.html",
         queues=[
-            {**each, "level": verdict.level(each), "age": verdict.age(each)}
+            {**each, "level": verdict.level(each), "age": verdict.age(each), "cause": causes.get(each["queue"])}
             for each in _in_trouble_first(stats["queues"])
         ],
         sparklines=render.sparklines(trends),

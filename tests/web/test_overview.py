@@ -138,6 +138,23 @@ def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
 
 
+def test_the_list_of_queues_names_the_cause_of_each_that_is_late(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-40 min")
+    enqueue(conn, queue="mail")
+    enqueue(conn, queue="held")
+    clock.back_to_real()
+    call(conn, "pause_queue", "held")
+    enqueue(conn, queue="other")
+    maintain(conn)
+    page = ask("GET", "/queues").text
+    # A paused queue says that it is.
+    assert re.findall(r'href="/queue\?name=(\w+)">\w+</a> <small class="muted">([^<]*)</small>', page) == [
+        ("mail", "no worker serves it")
+    ]
+
+
 def test_the_number_beside_the_sentence_says_where_it_was_counted_before(
     conn: psycopg.Connection, ask: Ask, clock: Clock
 ) -> None:

@@ -34,6 +34,7 @@ def slow(*_: Any) -> Call[Any]:
     [
         ("/", observe, "doctor", "problems that the doctor finds", "TimeoutError", "No problem"),
         ("/", observe, "dead_groups", "the errors of dead jobs", "reports", "No job is dead"),
+        ("/queues", observe, "why_late", "why jobs are late", "reports", "no worker serves it"),
         ("/queues", samples, "trends", "the trends", "reports", "at last"),
         ("/queue?name=mail", observe, "dead_groups", "the errors of dead jobs", "Purge", "No job of it is dead"),
         ("/health", observe, "doctor", "problems that the doctor finds", "Maintenance", "No problem was found"),

@@ -57,6 +57,17 @@ def test_the_page_of_a_worker_shows_its_memory_its_supervisor_and_its_clock(conn
     assert re.search(r"\d+\.\d s behind the server", text)
 
 
+def test_a_job_that_was_asked_to_cancel_offers_to_kill_its_process(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", 50)
+    job_id = enqueue(conn)
+    reserve(conn, 1, "w")
+    kill = '<input type="hidden" name="name" value="w"><button class="danger" name="do" value="kill"'
+    assert kill not in ask("GET", f"/jobs/{job_id}").text
+    call(conn, "cancel", job_id)
+    assert kill in ask("GET", f"/jobs/{job_id}").text
+    assert "Its process ends at once" in ask("POST", "/worker", name="w", do="kill").text
+
+
 def test_a_worker_shows_its_slots_by_task_and_age(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
     register(conn, "w", 80, concurrency=4)
     clock.advance("-20 min")
