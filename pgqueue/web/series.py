@@ -172,6 +172,8 @@ def points(rows: Sequence[Sequence[Any]], *, runs: bool = False) -> dict[str, li
             lines[prefix + name] = [_rounded(percentile(each, part)) for each in buckets]
     # A plot by the logarithm has no zero.
     lines["oldest"] = [_rounded(row[6]) or None for row in rows]
+    # Whether each number of due jobs is of its time.
+    lines["exact"] = [bool(row[9]) for row in rows]
     return {**lines, "due": [row[2] for row in rows], "executing": [row[3] for row in rows]}
 
 

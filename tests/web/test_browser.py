@@ -154,6 +154,16 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -
 
 
 @pytest.mark.long
+def test_the_number_of_a_plot_is_marked_where_it_was_counted_before(conn: psycopg.Connection, page: Page) -> None:
+    call(conn, "hello", "w")
+    enqueue_many(conn, 7, queue="mail")
+    maintain(conn)
+    conn.execute("update pgqueue.samples set due = 12000, is_large = true, counted_at = at - interval '3 min'")
+    page.goto("/queue?name=mail")
+    page.locator(".legend b").get_by_text("~12,000").wait_for()
+
+
+@pytest.mark.long
 def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/dead")
     page.get_by_role("button", name="Retry all… like").click()

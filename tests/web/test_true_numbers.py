@@ -35,6 +35,12 @@ def test_a_number_of_before_has_a_mark_its_age_and_a_link_that_counts_now(large:
         assert 'href="/queue?name=mail&amp;exact=1">count now</a>' in text, page
 
 
+def test_the_points_of_a_plot_say_which_were_counted_before(large: psycopg.Connection, ask: Ask) -> None:
+    assert ask("GET", "/series?queue=mail").json()["exact"] == [False]
+    large.execute("update pgqueue.samples set counted_at = null")
+    assert ask("GET", "/series?queue=mail&range=1+h").json()["exact"] == [True]
+
+
 def test_a_click_counts_the_queue_exactly_and_the_live_refresh_does_not_count_again(
     large: psycopg.Connection, ask: Ask
 ) -> None:

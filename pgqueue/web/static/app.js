@@ -44,6 +44,7 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const plots = new Map();
   const span = new Map();
+  const exact = new Map();
   // By the seconds between ticks: the label, and what is added at the first one and where the day changes.
   const day = "\n{YYYY}-{MM}-{DD}";
   const ticks = [
@@ -55,10 +56,12 @@
     : s < 6000 ? Math.round(s / 60) + " min" : s < 172800 ? Math.round(s / 3600) + " h" : Math.round(s / 86400) + " d";
   const written = (v, isLog) => v == null ? "–" : isLog ? spell(v) : v >= 100 ? Math.round(v).toLocaleString("en") : v >= 10 ? v.toFixed(1) : String(Math.round(v * 100) / 100);
   const say = (element, plot) => {
-    const shown = element.closest(".plotted").querySelectorAll(".legend b");
+    const shown = element.closest(".plotted").querySelectorAll(".legend b"), lines = JSON.parse(element.dataset.lines);
     shown.forEach((each, i) => {
-      const values = plot.data[i + 1] || [], at = plot.cursor.idx;
-      each.textContent = written(at == null ? values.findLast((v) => v != null) : values[at], element.dataset.log);
+      const values = plot.data[i + 1] || [], at = plot.cursor.idx ?? values.findLastIndex((v) => v != null);
+      // A large queue is not counted in each sample.
+      const mark = lines[i][0] === "due" && (exact.get(element) || [])[at] === false ? "~" : "";
+      each.textContent = mark + written(values[at], element.dataset.log);
     });
   };
   const options = (element, lines) => {
@@ -98,6 +101,7 @@
     } catch { return; }
     // All of the time that was asked for, also where few samples are.
     span.set(element, [found.from, found.to]);
+    exact.set(element, found.exact);
     const data = [found.t, ...lines.map(([name]) => found[name])];
     const known = plots.get(element);
     if (known) { known.setData(data); return; }
