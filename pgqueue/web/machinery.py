@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pgqueue.db import observe, operate
-from pgqueue.db.call import Call
+from pgqueue.db.call import Call, Row
 from pgqueue.web import capacity, render, series
 from pgqueue.web.actions import Form, change, one
 from pgqueue.web.capacity import Running
@@ -115,7 +115,7 @@ async def workers(context: Context) -> Response:
     found = await shared("workers", 2.0, observe.workers)
     running = await context.part("what executes", shared("executing", 2.0, observe.executing), [])
     usual = await context.part("usual times", shared("usual", 600.0, series.usual), {})
-    memory = await context.part("the memory of workers", shared("memory", 60.0, observe.worker_memory), [])
+    memory = await _memory(context)
     stats = await context.database.stats()
     held, now = [Running(*each) for each in running], context.now()
     limits = {each["worker"]: each["memory_limit"] for each in found}
@@ -152,12 +152,27 @@ def _unserved(queues: Sequence[dict[str, Any]], workers: Sequence[dict[str, Any]
 
 
 async def worker(context: Context) -> Response:
-    """One worker and what it executes."""
+    """One worker, what it executes, and the memory that it held."""
     name = context.query("name")
     [known, running] = await context.database.read(observe.worker(name), observe.running(name))
     if known is None:
         raise HTTPException(404, f"there is no worker {render.short(name)}: none is registered, and none holds jobs")
-    return context.page("worker.html", worker=known, running=running, able=able, now=context.now())
+    lines = {each: (at, values) for each, at, values in await _memory(context) if len(at) > 1}
+    return context.page(
+        "worker.html",
+        worker=known,
+        running=running,
+        memory=render.line(*lines[name], known["memory_limit"]) if name in lines else None,
+        memory_level=capacity.memory_level(known),
+        able=able,
+        now=context.now(),
+    )
+
+
+async def _memory(context: Context) -> list[Row]:
+    """Return (worker, epochs of minutes, bytes) of the last hour."""
+    reading = context.database.shared("memory", 60.0, observe.worker_memory)
+    return await context.part("the memory of workers", reading, [])
 
 
 def by_supervisor(workers: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any] | None, list[dict[str, Any]]]]:

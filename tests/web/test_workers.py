@@ -152,6 +152,9 @@ def test_memory_near_its_limit_is_coloured_and_said(conn: psycopg.Connection, as
     assert text.count('class="memory late"') == 1
     assert text.count('class="limit"') == 1
     assert "420 MiB at most, its limit is 500 MiB" in text
+    one = ask("GET", "/worker?name=w").text
+    assert one.count('class="memory late"') == 1
+    assert "near its limit" in one
 
 
 def test_queues_without_a_worker_are_counted_and_a_worker_says_where_it_is_the_only_one(
