@@ -60,6 +60,7 @@ class Top(App[None]):
     TabbedContent, TabPane, DataTable { height: 1fr; }
     TabPane { padding: 0; }
     #said, #remedy { height: auto; max-height: 6; padding: 0 1; }
+    #remedy { max-height: 9; }
     #verdict { height: auto; max-height: 2; padding: 0 1; text-style: bold; }
     #verdict.late { color: $warning; }
     #verdict.critical { color: $error; }

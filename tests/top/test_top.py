@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from pgqueue.db import observe
-from pgqueue.db.call import perform
+from pgqueue.db.call import Call, perform, read_column
 from pgqueue.testing import Clock
 from pgqueue.top import app as screen
 from pgqueue.top.app import Top
@@ -105,6 +105,22 @@ async def test_the_first_screen_says_who_is_late_and_why_with_the_whole_command_
         await show(pilot, "queues")
         assert not remedy.has_class("shown")
         assert not sentence.has_class("shown")
+
+
+async def test_a_long_finding_is_whole_with_its_command_on_a_small_terminal(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = b"select jsonb_build_object('severity', 'warning', 'topic', 'old_snapshot', 'subject', 'session 17',"
+    found += b" 'evidence', repeat('a long text ', 28), 'remedy', 'select pg_terminate_backend(17); and set"
+    found += b" idle_in_transaction_session_timeout')"
+    monkeypatch.setattr(observe, "doctor", lambda: Call(found, (), read_column))
+    async with Top({"": uri(database.dsn)}, 0.2).run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: cells(pilot, "overview"))
+        remedy = pilot.app.query_one("#remedy", Static)
+        # Five lines of evidence, and two of what to do.
+        await until(pilot, lambda: remedy.region.height > 6)
+        assert str(remedy.render()).endswith("idle_in_transaction_session_timeout")
+        assert remedy.region.bottom <= 24
 
 
 async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database) -> None:
