@@ -44,6 +44,7 @@ ALLOWED = {
     ("_due_of", STABLE): "claims rely on it",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_parents_among", STABLE): "sees what was committed until a completion has locked its jobs",
+    ("_steps_as_json", STABLE): "sees the steps that were stored until an end has locked its job",
     ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",
     # They run functions or statements that are known at run time only.

@@ -82,6 +82,44 @@ def test_a_batch_locks_in_the_order_of_ids_whatever_the_order_given(database: Da
     assert waiting.result(10) == []
 
 
+@pytest.mark.parametrize("meanwhile", ["extend", "release"])
+def test_a_batch_that_waited_ends_a_job_as_the_other_transaction_left_it(meanwhile: str, database: Database) -> None:
+    conn = database.connect()
+    enqueue_many(conn, 3)
+    held = reserve(conn, 3)
+    other, batch = database.session(), database.session()
+    other.run("begin")
+    if meanwhile == "extend":
+        other.run("select from pgqueue.extend(%s, %s)", pairs(held[1:2]))
+    else:
+        other.run("select from pgqueue.release(%s, %s)", pairs(held[1:2]))
+    ending = batch.start("select * from pgqueue.complete_many(%s, %s)", pairs(held))
+    wait_until(lambda: batch.waits_behind(other))
+    other.run("commit")
+    # Its lease was extended, and it is held. Or it was given back, and is not.
+    assert ending.result(10) == ([] if meanwhile == "extend" else [(held[1].id,)])
+    assert [state(conn, row.id) for row in held] == [
+        "succeeded", "succeeded" if meanwhile == "extend" else "waiting", "succeeded"
+    ]  # fmt: skip
+
+
+def test_a_batch_that_waited_for_a_step_keeps_it_in_history(database: Database) -> None:
+    conn = database.connect()
+    enqueue_many(conn, 2)
+    held = reserve(conn, 2)
+    stepped = held[1]
+    call(conn, "complete_step", stepped.id, stepped.reservation, "first")
+    other, batch = database.session(), database.session()
+    other.run("begin")
+    other.run("select pgqueue.complete_step(%s, %s, 'second')", [stepped.id, stepped.reservation])
+    ending = batch.start("select * from pgqueue.complete_many(%s, %s)", pairs(held))
+    wait_until(lambda: batch.waits_behind(other))
+    other.run("commit")
+    assert ending.result(10) == []
+    steps = value(conn, "select steps from pgqueue.history where id = %s", stepped.id)
+    assert [step["name"] for step in steps] == ["first", "second"]
+
+
 @pytest.mark.covers("A6", "A5")
 def test_a_cancel_that_comes_after_an_uncommitted_completion_finds_nothing(database: Database) -> None:
     conn = database.connect()

@@ -416,6 +416,15 @@ def test_finishing_and_extending_go_by_the_primary_key(explained: Explained) -> 
         assert by == {"jobs_pkey"}, [node for node in nodes if node.relation == "jobs"]
 
 
+def test_ends_read_and_lock_each_row_once(explained: Explained) -> None:
+    held = reserve(explained.conn, 10)
+    nodes = explained.nodes(lambda conn: column(conn, "complete_many", *pairs(held)))
+    check(nodes)
+    [read] = [node for node in nodes if node.relation == "jobs" and "Scan" in node.kind]
+    assert (read.index, read.rows, read.removed) == ("jobs_pkey", 10, 0)
+    assert "LockRows" not in {node.kind for node in nodes}
+
+
 def test_rescue_reads_the_leases_that_lapsed_and_no_other(explained: Explained) -> None:
     explained.conn.execute("set auto_explain.log_min_duration = -1")
     [held] = reserve(explained.conn, lease="1 us")

@@ -87,10 +87,10 @@ begin
 end
 $$;
 
--- The steps of a job in the form that history keeps.
+-- The steps of a job in the form that history keeps. Volatile: an end may wait for a step that is being stored.
 create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
 returns jsonb
-language plpgsql stable parallel safe
+language plpgsql parallel safe
 as $$
 begin
     return (
