@@ -229,8 +229,10 @@ def test_reserve_reads_its_lane_by_a_range_of_the_ready_index(explained: Explain
         assert "ready_at <" in node.condition or "ROW(ready_at, id) <" in node.condition, node
         assert node.parents[-1] != "Sort"
     assert max(node.rows for node in reads) == 100
-    # Once for the heads of their lanes, and once to claim them.
-    assert [node.rows for node in nodes if node.kind == "Tid Scan" and node.rows] == [100, 100]
+    # A few for the heads of their lanes, and each to claim it.
+    sampled, claimed = [node.rows for node in nodes if node.kind == "Tid Scan" and node.rows]
+    assert sampled <= 3
+    assert claimed == 100
 
 
 def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) -> None:

@@ -214,9 +214,9 @@ begin
 end
 $$;
 
--- Moves the head of each sub-lane that more than p_chance of p_rows are of: they are locked, and not yet taken. A claim in a
--- transaction of its own does it under a lock that it only tries, so that not all workers do it at once. A claim in a
--- transaction that may stay open does it without the lock.
+-- Moves the heads of the sub-lanes of p_rows, which are locked, and not yet taken: of one row in some fifty, from p_chance on. By
+-- a prime number, for queues may take turns in them. A claim in a transaction of its own does it under a lock that it only
+-- tries, so that not all workers do it at once. A claim in a transaction that may stay open does it without the lock.
 create or replace function pgqueue._move_heads_of(
     p_rows tid[], p_chance double precision, p_keyed boolean, p_began timestamptz, p_newest_id bigint
 )
@@ -225,17 +225,15 @@ language plpgsql
 as $$
 declare
     v_sub_lanes pgqueue.sub_lane[] := array(
-        select row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
-        from unnest(p_rows) w (row_ctid)
-        join pgqueue.jobs j on j.ctid = w.row_ctid
+        select distinct row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
+        from generate_series(floor(p_chance)::integer + 1, cardinality(p_rows), 47) w (n)
+        join pgqueue.jobs j on j.ctid = p_rows[w.n]
         cross join lateral (
             select j.queue, j.priority, j.resumed
             union all
             select pgqueue._head_name(j.queue, j.lane_key), (j.priority + 1000)::smallint, false
             where j.lane_key is not null and not j.resumed
         ) l
-        group by l.queue, l.priority, l.resumed
-        having count(*) > p_chance
     );
 begin
     perform pgqueue._propose_horizon(p_began, p_newest_id);
