@@ -709,6 +709,13 @@ alter table pgqueue.maintenance_runs add column due_lanes integer;
 comment on column pgqueue.maintenance_runs.due_lanes is
     'Where there are more than 64 lanes, how many of them claims go round, up to 10,000. Null: claims visit each.';
 create index queues_weighted on pgqueue.queues (name) where weight <> 1;
+create index queues_kept on pgqueue.queues (name)
+    where num_nonnulls(retention_succeeded, retention_cancelled, retention_dead) > 0;
+create index tasks_kept on pgqueue.tasks (name)
+    where num_nonnulls(
+        retention_succeeded, retention_cancelled, retention_dead,
+        declared_retention_succeeded, declared_retention_cancelled, declared_retention_dead
+    ) > 0;
 create type pgqueue.lane_round as (lanes pgqueue.due_lane[], turn text, is_drawn boolean, is_whole boolean);
 comment on type pgqueue.lane_round is 'Private: the lanes that a claim visits where there are many: see _next_lanes.';
 alter type pgqueue.draw add attribute share integer, add attribute round pgqueue.lane_round;

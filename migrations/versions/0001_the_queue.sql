@@ -76,6 +76,9 @@ create table pgqueue.queues (
 );
 -- Each claim asks whether one has a weight.
 create index queues_weighted on pgqueue.queues (name) where weight <> 1;
+-- And each end of a batch, here and below, whether one says how long its jobs are kept.
+create index queues_kept on pgqueue.queues (name)
+    where num_nonnulls(retention_succeeded, retention_cancelled, retention_dead) > 0;
 comment on table pgqueue.queues is
     'The options that operators set for a queue; they take effect at once. A queue without a row has the defaults.';
 comment on column pgqueue.queues.name is 'The queue.';
@@ -159,6 +162,11 @@ create table pgqueue.tasks (
         and (declared_retry_policy <> 'list' or declared_retry_delays is not null)
     )
 );
+create index tasks_kept on pgqueue.tasks (name)
+    where num_nonnulls(
+        retention_succeeded, retention_cancelled, retention_dead,
+        declared_retention_succeeded, declared_retention_cancelled, declared_retention_dead
+    ) > 0;
 comment on table pgqueue.tasks is
     'The options of a task. Code declares the declared_* columns when a worker starts. An operator sets the others, which override them, survive deploys and take effect at once.';
 comment on column pgqueue.tasks.name is 'The task, as in enqueue(task).';

@@ -427,6 +427,20 @@ def test_ends_read_and_lock_each_row_once(explained: Explained) -> None:
     assert "LockRows" not in {node.kind for node in nodes}
 
 
+def test_ends_ask_how_long_a_task_is_kept_only_where_one_says_so(explained: Explained) -> None:
+    conn = explained.conn
+    with conn.transaction(force_rollback=True):
+        held = reserve(conn, 20)
+        for retention, ended in ((None, held[:10]), ("2 days", held[10:])):
+            call(conn, "declare_task", "t", max_attempts=3, retention_succeeded=retention)
+            nodes = explained.nodes(lambda conn, ended=ended: column(conn, "complete_many", *pairs(ended)))
+            check(nodes)
+            asked = sum(node.rows for node in nodes if node.relation == "tasks")
+            assert asked >= 10 if retention else asked == 0
+        kept = "select distinct kept_until - finished_at from pgqueue.history where id = any (%s)"
+        assert value(conn, kept, [row.id for row in held[10:]]).days == 2
+
+
 def test_rescue_reads_the_leases_that_lapsed_and_no_other(explained: Explained) -> None:
     explained.conn.execute("set auto_explain.log_min_duration = -1")
     [held] = reserve(explained.conn, lease="1 us")

@@ -88,26 +88,9 @@ begin
                         -- A group counts its members at its end.
                         case when g.id = any (v_parents) or (g.group_id is not null and p_state <> 'succeeded')
                             then (select s.retention_parents from pgqueue.settings s where s.one) end,
-                        coalesce(
-                            g.retention,
-                            case p_state
-                                when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded)
-                                when 'dead' then coalesce(t.retention_dead, q.retention_dead)
-                                else coalesce(t.retention_cancelled, q.retention_cancelled)
-                            end,
-                            ( -- Read once, not for each job.
-                                select case p_state
-                                    when 'succeeded' then s.retention_succeeded
-                                    when 'dead' then s.retention_dead
-                                    else s.retention_cancelled
-                                end
-                                from pgqueue.settings s where s.one
-                            )
-                        )
+                        r.keep_for
                     ) as keep_for
-                    from (select) one
-                    left join pgqueue.effective_tasks t on t.name = g.task
-                    left join pgqueue.queues q on q.name = g.queue
+                    from pgqueue._retention_of(p_state, g.retention, g.task, g.queue) r
                     offset 0
                 ) k
                 where k.keep_for > '0'

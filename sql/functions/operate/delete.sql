@@ -37,7 +37,6 @@ language plpgsql
 as $$
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-    v_some_vanish constant boolean := pgqueue._some_vanish();
     v_gone record;
 begin
     with wanted as materialized (select w.id from unnest(p_ids) w (id) order by w.id),
@@ -49,8 +48,7 @@ begin
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
-        array_agg(g.id) filter (where g.retention <= '0' or (v_some_vanish and pgqueue._vanishes(g.task, g.queue, g.retention)))
-            as unkept,
+        array_agg(g.id) filter (where r.keep_for <= '0') as unkept,
         array_agg(g.queue) filter (where g.key is not null) as queues,
         array_agg(g.key) filter (where g.key is not null) as keys,
         array_agg(g.id) filter (where g.key is not null) as keyed_ids,
@@ -61,7 +59,8 @@ begin
         array_agg(row(g.id, null, null, null, null, null, null, g.followers, true, null)::pgqueue.ended_job)
             filter (where g.has_steps and g.followers is not null) as leaders
     into v_gone
-    from gone g;
+    from gone g
+    cross join lateral pgqueue._retention_of('succeeded', g.retention, g.task, g.queue) r;
     perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
     -- A later statement: its snapshot shows the jobs that are blocked behind these.
     if v_gone.keys is not null then
@@ -87,7 +86,6 @@ returns bigint
 language plpgsql
 as $$
 declare
-    v_some_vanish constant boolean := pgqueue._some_vanish();
     v_gone record;
 begin
     with gone as (
@@ -98,14 +96,12 @@ begin
     )
     select
         count(*) as number, array_agg(g.id) as ids,
-        array_agg(g.id) filter (
-            where g.state <> 'succeeded'
-                and (g.retention <= '0' or (v_some_vanish and pgqueue._vanishes(g.task, g.queue, g.retention)))
-        ) as unkept,
+        array_agg(g.id) filter (where g.state <> 'succeeded' and r.keep_for <= '0') as unkept,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children
     into v_gone
-    from gone g;
+    from gone g
+    cross join lateral pgqueue._retention_of('succeeded', g.retention, g.task, g.queue) r;
     perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
     return v_gone.number;
 end

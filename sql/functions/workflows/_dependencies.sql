@@ -105,7 +105,7 @@ as $$
     select
         p.id, l.task is not null,
         coalesce(h.state::text, (select x.state from pgqueue.traces x where l.task is null and x.id = p.id)),
-        pgqueue._vanishes(l.task, l.queue, l.retention)
+        (select r.keep_for <= '0' from pgqueue._retention_of('succeeded', l.retention, l.task, l.queue) r)
     from unnest(p_ids) p (id)
     left join lateral (select j.task, j.queue, j.retention from pgqueue.jobs j where j.id = p.id limit 1) l on true
     left join lateral (select x.state from pgqueue.history x where l.task is null and x.id = p.id limit 1) h on true

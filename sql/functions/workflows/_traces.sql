@@ -35,30 +35,3 @@ begin
     update pgqueue.traces t set open = v_open where t.open is null;
 end
 $$;
-
--- Whether history keeps nothing of such a job when it succeeds.
-create or replace function pgqueue._vanishes(p_task text, p_queue text, p_retention interval)
-returns boolean
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce(
-        p_retention,
-        (select coalesce(t.retention_succeeded, q.retention_succeeded)
-        from (values (1)) one (row)
-        left join pgqueue.effective_tasks t on t.name = p_task
-        left join pgqueue.queues q on q.name = p_queue),
-        (select s.retention_succeeded from pgqueue.settings s where s.one)
-    ) <= '0'
-$$;
-
--- Whether history keeps nothing of some succeeded jobs, by the settings, a task or a queue.
-create or replace function pgqueue._some_vanish()
-returns boolean
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select exists (select from pgqueue.settings s where s.retention_succeeded <= '0')
-        or exists (select from pgqueue.effective_tasks t where t.retention_succeeded <= '0')
-        or exists (select from pgqueue.queues q where q.retention_succeeded <= '0')
-$$;
