@@ -621,6 +621,7 @@ comment on column pgqueue.limits.breaks is
     'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
 comment on column pgqueue.limits.set_at is
     'When set_limit() changed it last: workers give back what they have claimed before and not started.';
+alter table pgqueue.jobs set (fillfactor = 50);
 alter table pgqueue.jobs add column cost integer;
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
 alter table pgqueue.history add column cost integer;

@@ -443,7 +443,9 @@ create table pgqueue.jobs (
     lane_key text collate "C",
     cost integer
 ) with (
-    fillfactor = 85,
+    -- Half of a page for the versions that claims write: on the page of the old one, such a version needs no lock of its own in
+    -- WAL, and its args are not written there once more.
+    fillfactor = 50,
     -- Every row is inserted, updated about once and deleted. Vacuum works by absolute numbers and without pauses,
     -- because every claim walks the dead rows that it has not yet removed.
     autovacuum_vacuum_scale_factor = 0,
