@@ -301,7 +301,7 @@ def held_by(worker: str, handed_within: float | None = None) -> Call[list[tuple[
 
 class Idle(NamedTuple):
     """The reply of `idle`: seconds to the next due time and to the next call, whether the worker is registered, and the
-    clock of the database, in seconds since 1970.
+    clock of the database when the call came, in seconds since 1970.
     """
 
     due_in: float | None
@@ -327,7 +327,9 @@ def idle(
     """
     return Call(
         b"select extract(epoch from next_due - pgqueue._clock())::float8,"
-        b" extract(epoch from call_again_in)::float8, registered, extract(epoch from pgqueue._clock())::float8"
+        b" extract(epoch from call_again_in)::float8, registered,"
+        # Not as of its reply: maintenance may run before that.
+        b" extract(epoch from pgqueue._clock() - (clock_timestamp() - statement_timestamp()))::float8"
         b" from pgqueue.idle(%s::text, %s::text[], %s::interval, %s::bigint, %s::text, %s::integer, %s::interval)",
         (worker, array(queues), timedelta(seconds=seconds), memory, *(handoff or (None, None, None))),
         lambda rows: Idle._make(rows[0]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -12,9 +13,11 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
+from pgqueue.db import consume
+from pgqueue.db.call import perform
 from tests.calls import call, enqueue, job, maintain, table, value
 from tests.databases import Database
-from tests.facts import wait_until_async
+from tests.facts import wait_until, wait_until_async
 from tests.workers import NEVER, done, is_asleep, working
 
 
@@ -158,6 +161,23 @@ async def test_a_worker_whose_call_of_idle_was_cut_off_calls_it_again(
         locker.rollback()
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
+def test_the_clock_that_idle_returns_is_that_of_the_call_however_long_it_takes(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    locker = database.connect(autocommit=False)
+    locker.execute("lock table pgqueue.idle_workers in share mode")
+    with ThreadPoolExecutor(1) as thread:
+        reply = thread.submit(perform, database.connect(), consume.idle("w", None, 5.0))
+        waits = (
+            "select exists (select from pg_stat_activity where datname = current_database()"
+            " and wait_event_type = 'Lock' and query ~ 'pgqueue.idle')"
+        )
+        wait_until(lambda: value(conn, waits))
+        came_before = value(conn, "select extract(epoch from clock_timestamp())::float8")
+        locker.rollback()
+        assert reply.result(30).clock < came_before
 
 
 async def test_a_worker_woken_for_nothing_still_wakes_at_the_next_due_time(

@@ -43,7 +43,7 @@ class Handoffs:
         return consume.Handoff(self.channel, self.listener, timedelta(seconds=lease))
 
     def clock_read(self, server_clock: float, sent_at: float) -> None:
-        """The database read its clock as `server_clock`, in seconds since 1970, for a call sent at `sent_at`."""
+        """A call sent at `sent_at` came when the clock of the database was `server_clock`, in seconds since 1970."""
         self._ahead = server_clock - sent_at
 
     def age(self, at: float, now: float) -> float:
