@@ -48,10 +48,59 @@ def test_producers_that_wait_for_each_other_do_so_at_once(producers: int, takes:
     assert left_at <= 100.0 + 12 * takes
 
 
-def test_a_quiet_trickle_of_slow_commits_and_a_fast_disk_do_not() -> None:
+def test_a_quiet_trickle_of_slow_commits_and_a_thousand_quick_ones_a_second_do_not() -> None:
     # 40 a second of 10 ms.
     assert commits(NotifyLoad(), 8, 0.01, pause=0.19) is None
-    assert commits(NotifyLoad(), 32, 0.00005) is None
+    assert commits(NotifyLoad(), 4, 0.0003, pause=0.0037) is None
+    # As fast as they can, they wait for each other on any disk.
+    assert commits(NotifyLoad(), 32, 0.00005) is not None
+
+
+def test_some_thousand_hand_offs_a_second_are_not_too_many_and_two_thousand_are() -> None:
+    load = NotifyLoad()
+    for n in range(1_000):
+        load.came(1, 100.0 + n * 0.001, handed=True)
+    assert not load.outruns_handoffs(101.0)
+    for n in range(400):
+        load.came(1, 101.0 + n * 0.0005, handed=True)
+    assert load.outruns_handoffs(101.2)
+    assert not load.outruns_handoffs(102.0)
+
+
+def test_a_worker_that_claims_a_stream_polls_on_and_tries_to_be_idle_again_after_ten_seconds() -> None:
+    load = NotifyLoad()
+    # Four hundred a second.
+    for n in range(1_400):
+        load.came(4, 100.0 + n * 0.01)
+        if n == 200:
+            assert load.polls_on(102.0, is_idle=True)
+            load.left_idle(102.0)
+        elif n == 1_100:
+            assert load.polls_on(111.0, is_idle=False)
+    assert not load.polls_on(114.0, is_idle=False)
+    # A drain.
+    load.came(500, 114.0)
+    assert load.polls_on(114.0, is_idle=False)
+
+
+def test_a_worker_that_had_too_many_hand_offs_polls_and_tries_to_be_idle_again_after_a_second() -> None:
+    load = NotifyLoad()
+    for n in range(400):
+        load.came(1, 100.0 + n * 0.0005, handed=True)
+    load.left_idle(100.2)
+    for n in range(200):
+        load.came(10, 100.2 + n * 0.01)
+        if n == 90:
+            assert load.polls_on(101.1, is_idle=False)
+    assert not load.polls_on(102.2, is_idle=False)
+
+
+def test_hand_offs_beside_a_claim_are_no_reason_to_leave_idle() -> None:
+    load = NotifyLoad()
+    for n in range(1_000):
+        load.came(1, 100.0 + n * 0.001, handed=True)
+    load.came(2, 101.0)
+    assert not load.polls_on(101.0, is_idle=True)
 
 
 def test_a_worker_stays_awake_while_the_load_lasts_and_no_longer() -> None:

@@ -848,6 +848,8 @@ async def test_while_jobs_stream_in_their_ends_are_reported_along_with_the_next_
     monkeypatch.setattr(Exchange, "perform", note)
     # Thirty jobs in 100 ms are more than a busy machine runs for sure.
     monkeypatch.setattr(Runner, "is_busy", property(lambda _: True))
+    for name in ("_STREAM_OF", "_MOST"):
+        monkeypatch.setattr(f"pgqueue.worker.trade.notify_load.{name}", -1)
     async with working(app, database.dsn):
         # A process that stands still just then reports an end by itself.
         for _ in range(40):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import psycopg
@@ -91,12 +92,19 @@ class Claimer:
             self._empty_claims = 0
             if claimed == capacity:
                 await self._sleeper.wake_up()
-            elif self._runner.is_busy:
+            elif self._polls_on():
                 await self._sleeper.wake_up()
                 await self._sleeper.pause()
-            elif self._sleeper.is_registered:
-                # No other job was due, and producers announce new ones.
+            elif self._sleeper.is_registered or self._runner.is_busy:
+                # No other job was due, and producers announce new ones, or will when it is idle again.
                 await self._sleeper.sleep()
+
+    def _polls_on(self) -> bool:
+        """Whether to poll on after a claim that brought jobs, for a stream of them."""
+        is_never_idle = not self._config.listen or self._config.until_empty
+        return self._runner.is_busy and (
+            is_never_idle or self._intake.load.polls_on(time.monotonic(), self._sleeper.is_registered)
+        )
 
     async def claim(self, capacity: int, *, patient: bool = True) -> int:
         """Claim up to `capacity` single jobs or batches; returns how many came."""

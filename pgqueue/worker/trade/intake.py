@@ -23,7 +23,7 @@ log = logging.getLogger("pgqueue.worker")
 # Seconds after which jobs that cannot be read have usually failed.
 _FAILED_BY_THEN = 1.0
 
-# Slots that hand-offs have filled for this time, in seconds, are full: the worker is no longer idle.
+# A worker whose slots hand-offs have filled for this time, in seconds, or that got too many, is no longer idle.
 _FULL_FOR = 0.02
 
 # Seconds after which all that was handed to this worker has come, or is lost.
@@ -99,7 +99,7 @@ class Intake:
     def handed_off(self, payload: str) -> None:
         """Run a job that was reserved for this worker when it was enqueued."""
         held, age = self.handoffs.read(payload)
-        self.load.came(1, held.taken)
+        self.load.came(1, held.taken, handed=True)
         if self.load.heard(age, held.taken):
             self.leave_idle()
         if held.pair in self._holding.held or self._exchange.was_given_back(held.pair):
@@ -115,7 +115,7 @@ class Intake:
             self._runner.take([held])
         else:
             self._outbox.give_back(held)
-        if self._is_full() and self._full_check is None:
+        if self._full_check is None and self._is_full():
             self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
 
     def announced(self, committed_at: float) -> None:
@@ -170,7 +170,7 @@ class Intake:
             self.compare_soon()
 
     def _is_full(self) -> bool:
-        return self._runner.is_busy or self._runner.room <= 0
+        return self._runner.room <= 0 or self.load.outruns_handoffs(time.monotonic())
 
     def _check_full(self) -> None:
         self._full_check = None

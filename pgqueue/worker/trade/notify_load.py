@@ -1,9 +1,13 @@
-"""How many commits wait for NOTIFY's lock, which exists once in a cluster and is held while they are flushed.
+"""Whether jobs come so fast that a worker should poll and not be idle, for commits with a notification take turns.
 
-A notification carries the time of its commit, so its delay is the time that its commit took, the wait for the lock
-included. The rate times the delay is how many commits are in that path on average (Little's law). A single one, however
-fast it commits, delays no other. So a worker leaves "idle" only if others wait: with commits of 10 ms at about a
-hundred per second, and not on a disk that commits in a millisecond.
+NOTIFY's lock exists once in a cluster and is held while a commit is flushed. A notification carries the time of its
+commit, so its delay is the time that its commit took, the wait for the lock included. The rate times the delay is how
+many commits are in that path on average (Little's law). A single one, however fast it commits, delays no other. So a
+worker leaves "idle" only if others wait: with commits of 10 ms at about a hundred per second, with commits of a
+millisecond at about a thousand.
+
+Where no commit waits, jobs are handed off up to some thousand a second: each starts as it is committed. Above that, and
+where jobs are announced and not handed off, polls are cheaper: each finds several.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from collections import deque
 _LEAVE = 1.5
 _STAY = 1.0
 
-# Below this delay, in seconds, claims find no jobs for which it would pay.
+# Below this delay, in seconds, claims find no jobs for which it would pay, save at a rate above this, in a second.
 _LONG = 0.003
+_FAST = 300
 
 # Seconds over which notifications are averaged, and how many are needed; over which the jobs that come are counted.
 _WINDOW = 1.0
@@ -29,6 +34,18 @@ _SLICE = 0.5
 
 _LONGEST_PAUSE = 0.05
 
+# In a tenth of a second: more claimed jobs than this are a stream, for which polls cost less than a notification each;
+# and more jobs than this are too many to be handed off one by one, which takes the worker and the server half a
+# millisecond each.
+_SPAN = 0.1
+_STREAM_OF = 30
+_MOST = 130
+
+# A worker that left idle polls for this time, in seconds, while jobs stream in, before it tries to be idle again; where
+# it had claimed them, for the longer one.
+_AWAKE_FOR = 1.0
+_CLAIMS_FOR = 10.0
+
 
 class NotifyLoad:
     """What notifications show about the commits that sent them. Times are monotonic, in seconds."""
@@ -36,8 +53,10 @@ class NotifyLoad:
     def __init__(self) -> None:
         self._heard: deque[tuple[float, float]] = deque()
         self._delays = 0.0
-        self._jobs: deque[tuple[float, int]] = deque()
+        # When, how many, and whether they were handed off.
+        self._jobs: deque[tuple[float, int, bool]] = deque()
         self._shortest: deque[tuple[float, float]] = deque()
+        self._awake_until = 0.0
 
     def heard(self, delay: float, now: float) -> bool:
         """A notification came `delay` seconds after its commit began; True when the worker should not be idle."""
@@ -55,19 +74,45 @@ class NotifyLoad:
         if count < _ENOUGH:
             return False
         mean = self._delays / count
-        seconds = max(now - self._heard[0][0], 0.02)
-        return mean > _LONG and (count - 1) / seconds * mean > _LEAVE
+        rate = (count - 1) / max(now - self._heard[0][0], 0.02)
+        return rate * mean > _LEAVE and (mean > _LONG or rate > _FAST)
 
-    def came(self, jobs: int, now: float) -> None:
-        """Jobs came, by a claim or a hand-off."""
-        self._jobs.append((now, jobs))
+    def came(self, jobs: int, now: float, *, handed: bool = False) -> None:
+        """Jobs came, by a claim, or `handed` off."""
+        self._jobs.append((now, jobs, handed))
         while self._jobs[0][0] < now - _STREAM:
             self._jobs.popleft()
+
+    def left_idle(self, now: float) -> None:
+        """The worker is not idle any more."""
+        # What is announced, and not handed off, would end that again at once.
+        is_claimed = self._recent(now, handed=False) > _STREAM_OF
+        self._awake_until = now + (_CLAIMS_FOR if is_claimed else _AWAKE_FOR)
+
+    def outruns_handoffs(self, now: float) -> bool:
+        """Return whether more jobs are handed off than should be, one by one."""
+        return self._recent(now, handed=True) > _MOST
+
+    def polls_on(self, now: float, is_idle: bool) -> bool:
+        """Return whether a worker that runs a stream of jobs, and has just claimed some, should not be idle."""
+        claimed = self._recent(now, handed=False)
+        if is_idle:
+            return claimed > _STREAM_OF
+        return now < self._awake_until or claimed > _MOST or self.pause(now) is not None
 
     def pause(self, now: float) -> float | None:
         """Return how long to wait before the next claim; None: the worker may be idle."""
         commit = min((delay for _, delay in self._shortest), default=0.0)
         if commit < _LONG:
             return None
-        rate = sum(jobs for at, jobs in self._jobs if at > now - _STREAM) / _STREAM
+        rate = sum(jobs for at, jobs, _ in self._jobs if at > now - _STREAM) / _STREAM
         return min(max(commit / 2, _LONG), _LONGEST_PAUSE) if rate * commit > _STAY else None
+
+    def _recent(self, now: float, *, handed: bool) -> int:
+        number = 0
+        for at, jobs, was_handed in reversed(self._jobs):
+            if at <= now - _SPAN:
+                break
+            if was_handed is handed:
+                number += jobs
+        return number

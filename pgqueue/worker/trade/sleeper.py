@@ -126,6 +126,7 @@ class Sleeper:
             self._idle_until = self._registration.calls_idle_at = 0.0
             await self._link.perform(consume.awake(self._config.name))
             self._handoffs.offered_until = 0.0
+            self._intake.load.left_idle(time.monotonic())
             self._intake.compare_soon()
 
     async def close(self) -> None:
