@@ -17,7 +17,10 @@ from pgqueue import App, Job
 from pgqueue.db.consume import JobRow
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.link.connection import Link
 from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.trade.exchange import Exchange, Reply
 from tests.calls import call, enqueue, job, maintain, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -458,6 +461,32 @@ async def test_hand_offs_that_keep_up_go_on(
             assert await done(conn, enqueue(conn)) == ["succeeded"]
         assert a._sleeper._idle_since == since
     assert list(jobs.ran.values()) == [1] * 40
+
+
+async def test_ends_of_a_stream_of_hand_offs_are_reported_together(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stream, however slow the machine is.
+    for name, setting in (("_STREAM_OF", 0), ("_SPAN", 60.0), ("_STREAM", 60.0)):
+        monkeypatch.setattr(f"pgqueue.worker.trade.notify_load.{name}", setting)
+    monkeypatch.setattr("pgqueue.worker.trade.trade._GATHER", 2.0)
+    reported: list[int] = []
+    perform = Exchange.perform
+
+    async def note(self: Exchange, link: Link, max_jobs: int, batch: list[Held], **how: Any) -> Reply:
+        reported.append(len(batch))
+        return await perform(self, link, max_jobs, batch, **how)
+
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        # A claim takes along the ends that wait.
+        await wait_until_async(lambda: polls_no_more(a))
+        monkeypatch.setattr(Exchange, "perform", note)
+        ids = [enqueue(conn) for _ in range(4)]
+        assert await done(conn, *ids) == ["succeeded"] * 4
+    assert jobs.ran == dict.fromkeys(ids, 1)
+    assert len([each for each in reported if each]) < 4
 
 
 async def test_a_stream_of_jobs_makes_the_worker_claim(

@@ -287,7 +287,7 @@ class _Trade:
     async def capacity_beside(self) -> int:
         return 0
 
-    async def claim_comes(self) -> None: ...
+    async def ends_gather(self) -> None: ...
 
     async def exchange(self, link: object, max_jobs: int, batch: list[Held]) -> int:
         self.reported += batch

@@ -93,6 +93,10 @@ class NotifyLoad:
         """Return whether more jobs are handed off than should be, one by one."""
         return self._recent(now, handed=True) > _MOST
 
+    def hands_off_alone(self, now: float) -> bool:
+        """Return whether a stream of jobs is handed off, and none is claimed."""
+        return self._recent(now, handed=True) > _STREAM_OF and not self._recent(now, handed=False)
+
     def polls_on(self, now: float, is_idle: bool) -> bool:
         """Return whether a worker that runs a stream of jobs, and has just claimed some, should not be idle."""
         claimed = self._recent(now, handed=False)

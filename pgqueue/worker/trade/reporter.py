@@ -64,7 +64,7 @@ class Reporter:
                     await self._report_returns(returns)
                 capacity = await self._trade.capacity_beside()
                 if not capacity:
-                    await self._trade.claim_comes()
+                    await self._trade.ends_gather()
                 if batch := self._outbox.take():
                     await self._trade.exchange(self._links.free(), capacity, batch)
                 self._state.freed.set()
