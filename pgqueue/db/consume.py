@@ -420,6 +420,6 @@ def _held(rows: list[Row]) -> list[tuple[int, int]]:
 
 
 def _pair_texts(held: Sequence[tuple[int, int]]) -> tuple[str, str]:
-    # Written by hand, as psycopg writes lists of a thousand numbers one by one.
-    ids = ",".join([str(pair[0]) for pair in held])
-    return f"{{{ids}}}", "{" + ",".join([str(pair[1]) for pair in held]) + "}"
+    # As Python writes a list, at once; psycopg writes a thousand numbers one by one. PostgreSQL skips the spaces.
+    ids, reservations = str([pair[0] for pair in held]), str([pair[1] for pair in held])
+    return f"{{{ids[1:-1]}}}", f"{{{reservations[1:-1]}}}"
