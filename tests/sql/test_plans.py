@@ -235,6 +235,12 @@ def test_reserve_reads_its_lane_by_a_range_of_the_ready_index(explained: Explain
     assert claimed == 100
 
 
+def test_a_claim_asks_for_the_options_of_its_tasks_by_their_index(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: reserve(conn, 10))
+    check(nodes)
+    assert {node.index for node in nodes if node.relation == "tasks"} == {"tasks_pkey"}
+
+
 def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) -> None:
     """A vacuum that found nothing records that the table is empty, and then any scan seems cheap."""
     database = cloner.migrated()

@@ -1,7 +1,6 @@
 -- Taking: the UPDATE that makes jobs executing, under a new reservation and a lease: for claims, for the payloads of a key
 -- (_take_batch), and for a job that is handed off as it is enqueued (_hand_off).
--- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
--- seems as cheap.
+-- Rows are found by ctid, and the options of their tasks by the index of tasks.
 
 -- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
 -- that claim stays open, lock_not_available after the lock_timeout of the caller.
@@ -12,7 +11,6 @@ create or replace function pgqueue._take(
 )
 returns setof pgqueue.claimed_job
 language plpgsql rows 100
-set enable_indexscan = off
 as $$
 declare
     -- The end of a lease must not be below the clock of a transaction with an xid: see _head.
