@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value, within
+from tests.calls import call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value, within
 from tests.databases import Cloner, Database
 
 WAITING = FUTURE = 30_000
@@ -239,6 +239,18 @@ def test_a_claim_asks_for_the_options_of_its_tasks_by_their_index(explained: Exp
     nodes = explained.nodes(lambda conn: reserve(conn, 10))
     check(nodes)
     assert {node.index for node in nodes if node.relation == "tasks"} == {"tasks_pkey"}
+
+
+def test_a_claim_returns_its_jobs_in_serving_order_without_a_sort(explained: Explained) -> None:
+    conn = explained.conn
+    with conn.transaction(force_rollback=True):
+        job_ids = enqueue_many(conn, 50, queue="reversed")
+        conn.execute("update pgqueue.jobs set ready_at = ready_at - id * interval '1 ms' where queue = 'reversed'")
+        claimed: list[int] = []
+        nodes = explained.nodes(lambda conn: claimed.extend(ids(reserve(conn, 50, queues=["reversed"]))))
+    assert claimed == job_ids[::-1]
+    [taken] = [node for node in nodes if node.relation == "jobs" and node.kind == "ModifyTable"]
+    assert "Sort" not in taken.parents
 
 
 def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) -> None:
