@@ -521,7 +521,7 @@ def test_a_queue_that_is_not_fair_writes_nothing_of_it(conn: psycopg.Connection)
 
 def test_only_the_newest_turn_of_a_worker_is_kept(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
-    fill(conn, a=20)
+    fill(conn, a=20, b=20)
     starts(conn, 5, 1)
     assert value(conn, "select count(*) from pgqueue.turns") == 5
     clock.advance("61 s")
@@ -530,6 +530,16 @@ def test_only_the_newest_turn_of_a_worker_is_kept(conn: psycopg.Connection, cloc
     clock.advance("2 hours")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.turns") == 0
+
+
+def test_a_claim_writes_one_turn_and_none_where_the_last_one_has_ended_there(conn: psycopg.Connection) -> None:
+    fill(conn, a=20)
+    starts(conn, 5, 1)
+    assert value(conn, "select count(*) from pgqueue.turns") == 1
+    # It takes several passes to fill a claim.
+    fill(conn, b=3, c=60)
+    assert len(reserve(conn, 50, "v")) == 50
+    assert value(conn, "select count(*) from pgqueue.turns where worker = 'v'") == 1
 
 
 def test_a_hidden_lane_is_found_by_maintenance(conn: psycopg.Connection, clock: Clock) -> None:

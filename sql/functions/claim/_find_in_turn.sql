@@ -4,8 +4,9 @@
 -- claim of this worker ended (pgqueue.turns; without a turn it draws a lane that is due): so a flood of one tenant delays no
 -- other by more than one round. One statement is a pass: once through all lanes, or until the claim is full; each lane is one
 -- probe. The next pass continues there, for as many rounds at once as the lanes need that have more: two a claim, as a rule.
--- What a tenant could not take because the claim was full it has first in the next one. At most 64 lanes in which nothing is
--- due are probed, then the claim ends where it is, and its worker is woken to continue.
+-- Where it ended is written, unless the last claim ended there. What a tenant could not take because the claim was full it has
+-- first in the next one. At most 64 lanes in which nothing is due are probed, then the claim ends where it is, and its worker is
+-- woken to continue.
 -- Where handlers are long, a turn of starts would give a tenant with jobs of a minute all slots in the end: tenants whose long
 -- jobs are more than their part come after all others.
 -- Jobs that are in no lane come last; but in one claim of sixteen one of them comes first, so that no flood keeps them waiting.
@@ -17,119 +18,61 @@ create or replace function pgqueue._find_in_turn(
 language plpgsql
 as $$
 declare
+    v_queue constant text := p_lane.queue;
+    v_priority constant smallint := p_lane.priority;
+    v_heads constant text := pgqueue._head_name(p_lane.queue, '');
     v_want integer := case when p_lane.is_limited then pgqueue._queue_capacity(p_lane.queue, p_jobs, p_now) else p_jobs end;
+    v_turn record;
+    -- Where the claim is: a lane, and how many jobs that one may still start in its turn. A pass goes from v_from on.
+    v_at text;
+    v_credit integer;
+    v_from text;
+    v_busy text[];
     v_rounds integer := 1;
-    v_busy_too boolean := false;
-    -- Whether jobs of this worker are counted under max_share: no other claim of it does so meanwhile.
-    v_counts boolean := false;
+    v_probes integer;
+    v_skipped tid[];
+    -- The lane of each job that this claim has locked.
     v_lanes text[] := '{}'::text[];
     v_got record;
+    v_stop text;
+    v_more bigint;
 begin
     rows := '{}';
     candidates := '{}';
-    if v_want > 0 and random() < 0.0625 then
-        v_got := pgqueue._lock_others(p_lane, 1, p_now, p_skipped || rows, p_all);
+    if (v_want > 0) is not true then
+        return;
+    end if;
+    select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, p_now) t;
+    -- Else another claim of this worker is under way, whose jobs cannot be counted yet. Later statements count: they see all that
+    -- was claimed before the lock was free.
+    if v_turn.is_shared
+        and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648)
+    then
+        return;
+    end if;
+    if random() < 0.0625 then
+        v_got := pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all);
         rows := v_got.rows;
         candidates := v_got.candidates;
         v_want := v_want - cardinality(rows);
     end if;
-    while v_want > 0 loop
-        v_got := pgqueue._lock_pass(
-            p_worker, p_lane, v_rounds, v_busy_too, v_counts, v_want, v_lanes, p_now, p_skipped || rows, p_all
+    if v_turn.is_shared then
+        v_lanes := array(
+            select pgqueue._lane_of(j.limit_key)
+            from unnest(p_skipped || rows) s (row_ctid)
+            join pgqueue.jobs j on j.ctid = s.row_ctid
+            where j.queue = v_queue
         );
-        if v_got.must_count then
-            -- Else another claim of this worker is under way, whose jobs cannot be counted yet.
-            if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
-                return;
-            end if;
-            v_counts := true;
-            v_lanes := array(
-                select pgqueue._lane_of(j.limit_key)
-                from unnest(p_skipped || rows) s (row_ctid)
-                join pgqueue.jobs j on j.ctid = s.row_ctid
-                where j.queue = p_lane.queue
-            );
-            continue;
-        end if;
-        rows := rows || v_got.rows;
-        candidates := candidates || v_got.candidates;
-        v_want := v_want - cardinality(v_got.rows);
-        if v_want = 0 or v_got.is_cut then
-            return;
-        end if;
-        v_lanes := v_lanes || v_got.lanes;
-        if v_got.more > 0 then
-            v_rounds := greatest(v_want / v_got.more, 1)::integer;
-        else
-            exit when v_busy_too or not v_got.has_busy;
-            v_busy_too := true;
-            v_rounds := 1;
-        end if;
-    end loop;
-    if v_want > 0 then
-        v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
-        rows := rows || v_got.rows;
-        candidates := candidates || v_got.candidates;
     end if;
-end
-$$;
-
--- Locks the jobs of a pass, p_rounds times the share of each lane. p_lanes: the lane of each job that this claim has locked
--- before. Only if the claim is not full then: lanes; more, the shares of those that gave all that they were asked for; has_busy:
--- lanes were left for the end; is_cut: it has probed as many lanes as it may. must_count: nothing was locked, for the queue has a
--- max_share, and p_counts is false.
-create or replace function pgqueue._lock_pass(
-    p_worker text, p_lane pgqueue.due_lane, p_rounds integer, p_busy_too boolean, p_counts boolean, p_jobs integer,
-    p_lanes text[], p_now timestamptz, p_skipped tid[], p_all boolean,
-    out rows tid[], out candidates pgqueue.candidate[], out lanes text[], out more bigint, out has_busy boolean,
-    out is_cut boolean, out must_count boolean
-)
-language plpgsql
-as $$
-declare
-    v_queue constant text := p_lane.queue;
-    v_priority constant smallint := p_lane.priority;
-    v_heads constant text := pgqueue._head_name(p_lane.queue, '');
-    v_got record;
-    v_stop text;
-begin
-    with turn as materialized (
-        select
-            coalesce(
-                -- The name after another one is that with the first character that there is.
-                t.lane_key || case when t.credit = 0 then E'\x01' else '' end,
-                pgqueue._draw_lane(v_queue, v_priority, p_now),
-                E'\x01'
-            ) as start_key,
-            t.credit,
-            exists (select from pgqueue.shares) as has_shares,
-            exists (select from pgqueue.queues q where q.name = v_queue and q.max_share < 1) as is_shared,
-            exists (
-                select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
-            )
-            or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now) as has_rules,
-            -- See _note_busy_tenants.
-            case when p_busy_too then '{}' else array(
-                select b.lane_key
-                from (
-                    select x.lane_key, x.at
-                    from pgqueue.turns x
-                    where x.worker = '' and x.queue = v_queue and x.priority = 0
-                    order by x.worker desc, x.queue desc, x.priority desc, x.n desc
-                    limit 64
-                ) b
-                where b.at between p_now - interval '3 s' and p_now
-            ) end as busy
-        from (select) one
-        left join lateral (
-            select x.lane_key, x.credit
-            from pgqueue.turns x
-            where x.worker = p_worker and x.queue = v_queue and x.priority = v_priority
-            order by x.worker desc, x.queue desc, x.priority desc, x.n desc
-            limit 1
-        ) t on true
-    ),
-    got as materialized (
+    v_busy := v_turn.busy;
+    v_at := v_turn.lane_key;
+    v_credit := coalesce(v_turn.credit, 0);
+    v_from := coalesce(v_at, pgqueue._draw_lane(v_queue, v_priority, p_now), E'\x01');
+    while v_want > 0 loop
+        -- The name after another one is that with the first character that there is.
+        v_from := coalesce(v_at || case when v_credit = 0 then E'\x01' else '' end, v_from);
+        v_probes := v_want + 64;
+        v_skipped := p_skipped || rows;
         select
             array_agg(f.row_ctid) as rows,
             array_agg(
@@ -138,88 +81,159 @@ begin
             array_agg(f.lane_key) as lanes,
             array_agg(f.quota) as quotas,
             array_agg(f.share) as shares
+        into v_got
         from (
             select j.*, l.lane_key, l.quota, l.share, t.is_limited
-            from turn u
-            cross join lateral (
-                select
-                    d.lane_key, d.share,
-                    case when u.credit > 0 and d.lane_key = u.start_key then u.credit else d.share * p_rounds end as quota
-                from (
-                    select
-                        x.lane_key, case when u.has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share
-                    from pgqueue._lanes_in_turn(v_queue, v_priority, u.start_key, u.busy, p_now) x
-                    limit case when u.is_shared and not p_counts then 0 else p_jobs + 64 end
-                ) d
+            from pgqueue._probed_lanes(
+                v_queue, v_priority, v_heads, v_from, v_busy, v_probes, v_turn.has_shares, v_credit, v_rounds, p_now
             ) l
-            cross join lateral (
-                select x.* from pgqueue._head(v_heads || l.lane_key, (v_priority + 1000)::smallint, false) x offset 0
-            ) h
             cross join lateral (
                 select j.ctid as row_ctid, j.id, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
                 from pgqueue.jobs j
                 where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed
                     and j.queue = v_queue and j.priority = v_priority and j.lane_key = l.lane_key
-                    and (j.ready_at, j.id) >= (h.head, h.head_id) and j.ready_at <= p_now
-                    and j.ctid <> all (p_skipped)
+                    and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
+                    and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
-                limit case
-                    when u.has_rules or u.is_shared
-                        then pgqueue._quota_within(p_worker, v_queue, l.lane_key, l.quota, p_lanes, p_now)
-                    else l.quota
-                end
+                limit least(
+                    l.quota,
+                    case when v_turn.has_rules or v_turn.is_shared then greatest(
+                        (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now)).capacity
+                            - cardinality(array_positions(v_lanes, l.lane_key)),
+                        0
+                    ) end
+                )
                 for update skip locked
             ) j
             cross join lateral pgqueue._may_be_limited(
-                p_lane.is_limited or (u.has_rules and j.limit_key is not null), j.task, p_now
+                p_lane.is_limited or (v_turn.has_rules and j.limit_key is not null), j.task, p_now
             ) t
-            limit p_jobs
-        ) f
-    ),
-    kept as (
-        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
-        select
-            p_worker, v_queue, v_priority, e.lane_key,
-            (e.quota - cardinality(array_positions(g.lanes, e.lane_key))) % e.share, p_now
-        from got g
-        cross join lateral (
-            select
-                g.lanes[cardinality(g.lanes)] as lane_key, g.quotas[cardinality(g.lanes)] as quota,
-                g.shares[cardinality(g.lanes)] as share
-        ) e
-        where g.rows is not null
-    )
-    select g.*, u.start_key, u.busy, u.is_shared into v_got from got g cross join turn u;
-    rows := coalesce(v_got.rows, '{}');
-    candidates := coalesce(v_got.candidates, '{}');
-    must_count := v_got.is_shared and not p_counts;
-    if cardinality(rows) < p_jobs and not must_count then
-        lanes := v_got.lanes;
-        more := (
-            select coalesce(sum(g.share), 0)
-            from (
-                select max(u.share) as share
-                from unnest(lanes, v_got.quotas, v_got.shares) u (lane_key, quota, share)
-                group by u.lane_key
-                having count(*) >= max(u.quota)
-            ) g
-        );
-        has_busy := v_got.busy <> '{}';
-        v_stop := (
-            select x.lane_key
-            from pgqueue._lanes_in_turn(v_queue, v_priority, v_got.start_key, v_got.busy, p_now) x
-            offset p_jobs + 63
-            limit 1
-        );
-        is_cut := v_stop is not null;
-        if is_cut then
-            insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
-            values (p_worker, v_queue, v_priority, v_stop, 0, p_now);
+            limit v_want
+        ) f;
+        if v_got.rows is not null then
+            rows := rows || v_got.rows;
+            candidates := candidates || v_got.candidates;
+            v_lanes := v_lanes || v_got.lanes;
+            v_want := v_want - cardinality(v_got.rows);
+            v_at := v_got.lanes[cardinality(v_got.lanes)];
+            v_credit := (v_got.quotas[cardinality(v_got.quotas)] - cardinality(array_positions(v_got.lanes, v_at)))
+                % v_got.shares[cardinality(v_got.shares)];
+            exit when v_want = 0;
+        end if;
+        select a.stop, a.more into v_stop, v_more
+        from pgqueue._after_pass(
+            v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
+        ) a;
+        if v_stop is not null then
+            v_at := v_stop;
+            v_credit := 0;
             if pgqueue._may_notify() then
                 perform pg_notify(pgqueue._channel(p_worker), 'wake');
             end if;
+            exit;
+        elsif v_more > 0 then
+            v_rounds := greatest(v_want / v_more, 1)::integer;
+        else
+            exit when v_busy = '{}';
+            v_busy := '{}';
+            v_rounds := 1;
         end if;
+    end loop;
+    if v_at is not null and (v_at, v_credit) is distinct from (v_turn.lane_key, v_turn.credit) then
+        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
+        values (p_worker, v_queue, v_priority, v_at, v_credit, p_now);
     end if;
+    if v_want > 0 and v_stop is null then
+        v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
+        rows := rows || v_got.rows;
+        candidates := candidates || v_got.candidates;
+    end if;
+end
+$$;
+
+-- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane.
+create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_now timestamptz)
+returns table (
+    lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean, busy text[]
+)
+language sql stable parallel safe rows 1
+as $$
+    select
+        t.lane_key, t.credit,
+        exists (select from pgqueue.shares),
+        exists (select from pgqueue.queues q where q.name = p_queue and q.max_share < 1),
+        exists (
+            select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+        )
+        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now),
+        -- See _note_busy_tenants.
+        array(
+            select b.lane_key
+            from (
+                select x.lane_key, x.at
+                from pgqueue.turns x
+                where x.worker = '' and x.queue = p_queue and x.priority = 0
+                order by x.worker desc, x.queue desc, x.priority desc, x.n desc
+                limit 64
+            ) b
+            where b.at between p_now - interval '3 s' and p_now
+        )
+    from (select) one
+    left join lateral (
+        select x.lane_key, x.credit
+        from pgqueue.turns x
+        where x.worker = p_worker and x.queue = p_queue and x.priority = p_priority
+        order by x.worker desc, x.queue desc, x.priority desc, x.n desc
+        limit 1
+    ) t on true
+$$;
+
+-- Inlined. The lanes that a pass probes, p_most of them, for how many jobs each, and from where on. p_credit: what is left of the
+-- turn of the first one.
+create or replace function pgqueue._probed_lanes(
+    p_queue text, p_priority smallint, p_heads text, p_from text, p_busy text[], p_most integer, p_has_shares boolean,
+    p_credit integer, p_rounds integer, p_now timestamptz
+)
+returns table (lane_key text, quota integer, share integer, head timestamptz, head_id bigint)
+language sql stable parallel safe rows 100
+as $$
+    select
+        d.lane_key, case when p_credit > 0 and d.lane_key = p_from then p_credit else d.share * p_rounds end, d.share,
+        h.head, h.head_id
+    from (
+        select x.lane_key, case when p_has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share
+        from pgqueue._lanes_in_turn(p_queue, p_priority, p_from, p_busy, p_now) x
+        limit p_most
+    ) d
+    cross join lateral (
+        select x.* from pgqueue._head(p_heads || d.lane_key, (p_priority + 1000)::smallint, false) x offset 0
+    ) h
+$$;
+
+-- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many. more: the
+-- shares of those lanes that gave all that they were asked for.
+create or replace function pgqueue._after_pass(
+    p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[], p_quotas integer[],
+    p_shares integer[], p_now timestamptz, out stop text, out more bigint
+)
+language plpgsql stable parallel safe
+as $$
+begin
+    stop := (
+        select x.lane_key
+        from pgqueue._lanes_in_turn(p_queue, p_priority, p_from, p_busy, p_now) x
+        offset p_most - 1
+        limit 1
+    );
+    more := (
+        select coalesce(sum(g.share), 0)
+        from (
+            select max(u.share) as share
+            from unnest(p_lanes, p_quotas, p_shares) u (lane_key, quota, share)
+            group by u.lane_key
+            having count(*) >= max(u.quota)
+        ) g
+    );
 end
 $$;
 
@@ -262,23 +276,6 @@ begin
                 else random()
             end
         limit 1
-    );
-end
-$$;
-
--- How many of p_quota jobs of a lane may start beside those that are locked: p_lanes has the lane of each.
-create or replace function pgqueue._quota_within(
-    p_worker text, p_queue text, p_lane_key text, p_quota integer, p_lanes text[], p_now timestamptz
-)
-returns integer
-language plpgsql stable
-as $$
-declare
-    v_locked integer := cardinality(array_positions(p_lanes, p_lane_key));
-begin
-    return (
-        select greatest(c.capacity - v_locked, 0)
-        from pgqueue._tenant_capacity(p_worker, p_queue, substr(p_lane_key, 9), p_quota + v_locked, p_now) c
     );
 end
 $$;
