@@ -213,7 +213,7 @@ comment on column pgqueue.turns.n is 'Order: the newest counts.';
 comment on column pgqueue.turns.at is 'When.';
 comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
 comment on column pgqueue.turns.priority is 'The priority.';
-comment on column pgqueue.turns.worker is 'The worker; empty: the tenant executes more than its part, and comes after all others.';
+comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
 
@@ -709,6 +709,9 @@ comment on column pgqueue.lanes.turn is
 alter table pgqueue.maintenance_runs add column due_lanes integer;
 comment on column pgqueue.maintenance_runs.due_lanes is
     'Where there are more than 64 lanes, how many of them claims go round, up to 10,000. Null: claims visit each.';
+alter table pgqueue.maintenance_runs add column busy_lanes text[];
+comment on column pgqueue.maintenance_runs.busy_lanes is
+    'In fair queues the tenants that execute more than their part, and come after all others: the length of the name of the queue, that name, and the lane.';
 create index queues_weighted on pgqueue.queues (name) where weight <> 1;
 create index queues_kept on pgqueue.queues (name)
     where num_nonnulls(retention_succeeded, retention_cancelled, retention_dead) > 0;

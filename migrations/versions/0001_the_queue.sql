@@ -743,7 +743,7 @@ comment on column pgqueue.turns.n is 'Order: the newest counts.';
 comment on column pgqueue.turns.at is 'When.';
 comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
 comment on column pgqueue.turns.priority is 'The priority.';
-comment on column pgqueue.turns.worker is 'The worker; empty: the tenant executes more than its part, and comes after all others.';
+comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
 
@@ -1212,7 +1212,8 @@ create table pgqueue.maintenance_runs (
     unparked bigint not null default 0,
     hidden bigint not null default 0,
     expired bigint not null default 0,
-    due_lanes integer
+    due_lanes integer,
+    busy_lanes text[]
 );
 comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). Read stats() instead.';
 comment on column pgqueue.maintenance_runs.n is 'The order of the runs.';
@@ -1233,6 +1234,8 @@ comment on column pgqueue.maintenance_runs.expired is
     'How many jobs were cancelled because they had not started in time, in all.';
 comment on column pgqueue.maintenance_runs.due_lanes is
     'Where there are more than 64 lanes, how many of them claims go round, up to 10,000. Null: claims visit each.';
+comment on column pgqueue.maintenance_runs.busy_lanes is
+    'In fair queues the tenants that execute more than their part, and come after all others: the length of the name of the queue, that name, and the lane.';
 
 -- The state that a step leaves for its next run. Inserted when it differs from the newest row, and read newest first: a row
 -- that is updated in place would, under an old snapshot, become a chain of versions that every run walks.

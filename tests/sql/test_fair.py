@@ -156,6 +156,29 @@ def test_a_tenant_with_long_jobs_comes_after_all_others(conn: psycopg.Connection
     assert tenants(conn, reserve(conn, 5)) == ["a"] * 5
 
 
+def test_tenants_with_long_jobs_are_noted_by_each_run_of_maintenance_and_for_two_seconds(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    noted = "select busy_lanes from pgqueue.maintenance_runs order by n desc limit 1"
+    clock.set(NOON)
+    fill(conn, a=50)
+    held = reserve(conn, 9, "busy")
+    clock.advance("1 s")
+    maintain(conn)
+    fill(conn, b=20)
+    assert value(conn, noted) == [value(conn, "select pgqueue._head_name('default', pgqueue._lane_of('a'))")]
+    assert value(conn, "select count(*) from pgqueue.turns where worker = ''") == 0
+    held += (rows := reserve(conn, 4))
+    assert tenants(conn, rows) == ["b"] * 4
+    # No session has counted since.
+    clock.advance("3 s")
+    held += (rows := reserve(conn, 4))
+    assert Counter(tenants(conn, rows)) == {"a": 2, "b": 2}
+    column(conn, "complete_many", *pairs(held))
+    maintain(conn)
+    assert value(conn, noted) is None
+
+
 def test_a_tenant_with_a_share_may_execute_as_much_more(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     call(conn, "set_share", "a", 9)

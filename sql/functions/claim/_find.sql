@@ -19,12 +19,15 @@ as $$
 declare
     v_lanes pgqueue.due_lane[];
     v_lane pgqueue.due_lane;
+    v_busy text[];
     v_more record;
 begin
     with run as materialized (
-        select h.at between p_now - interval '2 s' and p_now as is_current, h.due_lanes
+        select h.at between p_now - interval '2 s' and p_now as is_current, h.due_lanes, h.busy_lanes
         from (values (1)) one (row)
-        left join lateral (select r.at, r.due_lanes from pgqueue.maintenance_runs r order by r.n desc limit 1) h on true
+        left join lateral (
+            select r.at, r.due_lanes, r.busy_lanes from pgqueue.maintenance_runs r order by r.n desc limit 1
+        ) h on true
     ),
     lanes as materialized (
         select
@@ -53,8 +56,9 @@ begin
             select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited)::pgqueue.due_lane)
             from lanes t
             where t.takes_turns and not t.resumed
-        ) end
-    into rows, candidates, last_queue, unmaintained, is_unread, v_lanes
+        ) end,
+        case when m.is_current then m.busy_lanes end
+    into rows, candidates, last_queue, unmaintained, is_unread, v_lanes, v_busy
     from run m
     cross join (
         select
@@ -105,7 +109,7 @@ begin
         foreach v_lane in array v_lanes loop
             exit when cardinality(rows) = p_jobs;
             if v_lane.is_fair then
-                v_more := pgqueue._find_in_turn(p_worker, v_lane, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all);
+                v_more := pgqueue._find_in_turn(p_worker, v_lane, v_busy, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all);
             else
                 v_more := pgqueue._find(
                     p_worker, array[v_lane.queue], null, false, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all,

@@ -11,8 +11,9 @@
 -- jobs are more than their part come after all others.
 -- Jobs that are in no lane come last; but in one claim of sixteen one of them comes first, so that no flood keeps them waiting.
 
+-- p_busy: the lanes that come last, as _busy_tenants has them.
 create or replace function pgqueue._find_in_turn(
-    p_worker text, p_lane pgqueue.due_lane, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
+    p_worker text, p_lane pgqueue.due_lane, p_busy text[], p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[]
 )
 language plpgsql
@@ -27,7 +28,7 @@ declare
     v_at text;
     v_credit integer;
     v_from text;
-    v_busy text[];
+    v_busy text[] := '{}'::text[];
     v_rounds integer := 1;
     v_probes integer;
     v_skipped tid[];
@@ -64,7 +65,11 @@ begin
             where j.queue = v_queue
         );
     end if;
-    v_busy := v_turn.busy;
+    if p_busy is not null then
+        v_busy := array(
+            select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads)
+        );
+    end if;
     v_at := v_turn.lane_key;
     v_credit := coalesce(v_turn.credit, 0);
     v_from := coalesce(v_at, pgqueue._draw_lane(v_queue, v_priority, p_now), E'\x01');
@@ -153,9 +158,7 @@ $$;
 
 -- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane.
 create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_now timestamptz)
-returns table (
-    lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean, busy text[]
-)
+returns table (lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean)
 language sql stable parallel safe rows 1
 as $$
     select
@@ -165,19 +168,7 @@ as $$
         exists (
             select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
         )
-        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now),
-        -- See _note_busy_tenants.
-        array(
-            select b.lane_key
-            from (
-                select x.lane_key, x.at
-                from pgqueue.turns x
-                where x.worker = '' and x.queue = p_queue and x.priority = 0
-                order by x.worker desc, x.queue desc, x.priority desc, x.n desc
-                limit 64
-            ) b
-            where b.at between p_now - interval '3 s' and p_now
-        )
+        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now)
     from (select) one
     left join lateral (
         select x.lane_key, x.credit

@@ -308,11 +308,11 @@ begin
 end
 $$;
 
--- A step of maintain: notes the tenants of fair queues that execute more than their part of the jobs that began more than a
--- second ago, another tenant counted in, of the 2,000 leases that lapse first. Their lanes stand among the turns, under no
--- worker. Claims do not count: beside short jobs the walk over the leases that ended would cost more than all the rest.
-create or replace function pgqueue._note_busy_tenants()
-returns void
+-- A step of maintain, whose row has the result: the lanes of the tenants of fair queues that execute more than their part of the jobs
+-- that began more than a second ago, another tenant counted in, of the 2,000 leases that lapse first; the 64 with most, as _head_name
+-- names them. Claims do not count: beside short jobs the walk over the leases that ended would cost more than all the rest.
+create or replace function pgqueue._busy_tenants()
+returns text[]
 language plpgsql
 as $$
 declare
@@ -320,28 +320,29 @@ declare
     v_lease_head timestamptz := pgqueue._lease_head();
 begin
     if not exists (select from pgqueue.queues q where q.fair_by is not null) then
-        return;
+        return null;
     end if;
-    insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
-    select '', b.queue, 0, pgqueue._lane_of(b.limit_key), 0, v_now
-    from (
-        select
-            e.*, sum(e.executing) over (partition by e.queue) as of_queue, count(*) over (partition by e.queue) as tenants
+    return (
+        select (array_agg(pgqueue._head_name(b.queue, pgqueue._lane_of(b.limit_key)) order by b.executing desc))[1:64]
         from (
-            select l.queue, l.limit_key, count(*)::double precision / pgqueue._share_of(coalesce(l.limit_key, '')) as executing
+            select
+                e.*, sum(e.executing) over (partition by e.queue) as of_queue, count(*) over (partition by e.queue) as tenants
             from (
-                select j.queue, j.limit_key, j.reserved_at
-                from pgqueue.jobs j
-                where j.state = 'executing' and j.lease_expires_at >= v_lease_head
-                order by j.lease_expires_at, j.id
-                limit 2000
-            ) l
-            join pgqueue.queues q on q.name = l.queue and q.fair_by is not null
-            where l.reserved_at <= v_now - interval '1 s'
-            group by l.queue, l.limit_key
-        ) e
-    ) b
-    where b.executing > 1 + b.of_queue / (b.tenants + 1);
+                select l.queue, l.limit_key, count(*)::double precision / pgqueue._share_of(coalesce(l.limit_key, '')) as executing
+                from (
+                    select j.queue, j.limit_key, j.reserved_at
+                    from pgqueue.jobs j
+                    where j.state = 'executing' and j.lease_expires_at >= v_lease_head
+                    order by j.lease_expires_at, j.id
+                    limit 2000
+                ) l
+                join pgqueue.queues q on q.name = l.queue and q.fair_by is not null
+                where l.reserved_at <= v_now - interval '1 s'
+                group by l.queue, l.limit_key
+            ) e
+        ) b
+        where b.executing > 1 + b.of_queue / (b.tenants + 1)
+    );
 end
 $$;
 

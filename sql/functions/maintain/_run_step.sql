@@ -188,7 +188,7 @@ begin
         when 'tenants' then
             select m.moved, m.next_cursor into v_found from pgqueue._move_to_lanes(5 * p_slice, p_cursor) m;
             next_cursor := v_found.next_cursor;
-            perform pgqueue._note_busy_tenants();
+            run.busy_lanes := pgqueue._busy_tenants();
             v_count := greatest(pgqueue._renew_tenants(p_slice), v_found.moved / 5);
         when 'partitions' then
             select r.attached, r.problem into v_found from pgqueue._attach_partitions(14, 26, p_slice) r;

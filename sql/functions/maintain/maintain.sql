@@ -85,6 +85,7 @@ begin
     -- The totals continue those of the last run.
     v_run := v_last;
     v_run.at := v_now;
+    v_run.busy_lanes := null;
     v_run.gap_at := pgqueue._gap_at(v_now);
     if v_now < v_last.at - interval '1 s' then
         -- The latest time that the clock showed: at the last run, or at the newest job after it.
@@ -134,11 +135,11 @@ begin
     perform setval('pgqueue.step_under_way', 0);
 
     insert into pgqueue.maintenance_runs (
-        at, gap_at, stepped_from, rescued, prolonged, expired, found_lanes, unparked, hidden, due_lanes
+        at, gap_at, stepped_from, rescued, prolonged, expired, found_lanes, unparked, hidden, due_lanes, busy_lanes
     )
     values (
         v_run.at, v_run.gap_at, v_run.stepped_from, v_run.rescued, v_run.prolonged, v_run.expired, v_run.found_lanes,
-        v_run.unparked, v_run.hidden, v_run.due_lanes
+        v_run.unparked, v_run.hidden, v_run.due_lanes, v_run.busy_lanes
     );
     ran := true;
     rescued := v_run.rescued - v_last.rescued;
