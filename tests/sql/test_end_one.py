@@ -63,6 +63,33 @@ def test_the_end_of_a_single_job_is_one_small_statement(
     assert value(conn, "select (state, result ->> 'n')::text from pgqueue.history") == "(succeeded,1)"
 
 
+# In place of _follow_ends, so that going there shows.
+_NO_FOLLOWING = """
+create or replace function pgqueue._follow_ends(
+    p_ended pgqueue.ended_job[], p_executing boolean, p_state pgqueue.job_state, p_error jsonb
+)
+returns void
+language plpgsql as $$ begin raise exception using errcode = 'PT001', message = 'followed'; end $$
+"""
+
+
+@_ENDS
+def test_an_end_with_a_limit_key_is_followed_only_while_a_limit_key_has_a_limit(
+    conn: psycopg.Connection, end: Callable[[psycopg.Connection, int, int], object]
+) -> None:
+    call(conn, "set_limit", "key", "other", 1)
+    conn.execute(_NO_FOLLOWING)
+    for limited in (False, True):
+        enqueue(conn, limit_key="l")
+        job = reserve_one(conn)
+        if not limited:
+            assert end(conn, job.id, job.reservation) is True
+            call(conn, "set_limit", "limit_key", "m", 1)
+            continue
+        with pytest.raises(psycopg.Error, match="followed"):
+            end(conn, job.id, job.reservation)
+
+
 @_ENDS
 @pytest.mark.parametrize("reason", ["child", "steps", "locked", "partition", "lost"])
 def test_any_other_end_goes_the_long_way(

@@ -69,9 +69,14 @@ begin
         )
         select
             row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, null, g.reserved_at)::pgqueue.ended_job as job,
-            num_nonnulls(g.dedupe, g.group_id, g.followers, g.limit_key) > 0
+            num_nonnulls(g.dedupe, g.group_id, g.followers) > 0
                 or exists (select from pgqueue.limits l where l.kind = 'task' and l.target = g.task)
-                or (g.key is not null and exists (select from pgqueue.limits l where l.kind = 'key')) as leaves_more,
+                or (num_nonnulls(g.key, g.limit_key) > 0 and exists (
+                    select from pgqueue.limits l
+                    where l.kind = any (
+                        array[case when g.key is not null then 'key' end, case when g.limit_key is not null then 'limit_key' end]
+                    )
+                )) as leaves_more,
             g.queue, g.key
         into v_gone
         from gone g;
