@@ -717,6 +717,8 @@ create table pgqueue.tenant_lanes (
 alter table pgqueue.tenant_lanes replica identity full;
 create index tenant_lanes_by_name on pgqueue.tenant_lanes (queue, priority, lane_key, due_from);
 create index tenant_lanes_by_until on pgqueue.tenant_lanes (until);
+-- In which queues does a tenant have jobs? An end under its limit asks. An expression, so that claims cannot choose this index.
+create index tenant_lanes_by_tenant on pgqueue.tenant_lanes (substr(lane_key, 9), queue, priority);
 comment on table pgqueue.tenant_lanes is 'Private: the lanes of tenants that claims of fair queues visit.';
 comment on column pgqueue.tenant_lanes.due_from is 'Nothing of the lane is due before.';
 comment on column pgqueue.tenant_lanes.until is

@@ -249,6 +249,30 @@ def test_an_end_wakes_an_idle_worker_for_the_next_job_of_a_tenant_at_its_limit(
     assert idle.heard() == []
 
 
+def test_an_end_under_the_limit_of_a_tenant_reads_no_lanes_of_queues_in_which_it_has_no_job(
+    conn: psycopg.Connection,
+) -> None:
+    call(conn, "set_limit", "limit_key", "a", 1)
+    table(conn, "idle", "w", **{"for": "1 hour"})
+
+    def end() -> int:
+        enqueue(conn, limit_key="a")
+        row = reserve_one(conn, "v", queues=["default"])
+        ending = f"explain (analyze, buffers, format json) select pgqueue.complete({row.id}, {row.reservation})"
+        plan = value(conn, ending)[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    def beside(queues: int) -> int:
+        for number in range(queues):
+            call(conn, "configure_queue", f"q{number}", fair_by="limit_key")
+            enqueue(conn, queue=f"q{number}", limit_key="b")
+        # Once more when the plans are made.
+        return [end() for _ in range(3)][-1]
+
+    few = beside(2)
+    assert beside(150) < few + 100
+
+
 def test_an_idle_worker_is_not_told_of_jobs_that_may_not_start(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     call(conn, "pause", "limit_key", "a", "2030-01-01 13:00+00")
