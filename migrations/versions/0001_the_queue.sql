@@ -738,16 +738,20 @@ create table pgqueue.turns (
     worker text not null,
     queue text collate "C" not null,
     lane_key text collate "C" not null,
+    held bigint[],
     primary key (worker, queue, priority, n)
 );
-comment on table pgqueue.turns is 'Private: from which tenant on the next claim of a worker goes round.';
+comment on table pgqueue.turns is
+    'Private: from which tenant on the next claim of a worker goes round; and which jobs it holds of a queue with max_share.';
 comment on column pgqueue.turns.n is 'Order: the newest counts.';
 comment on column pgqueue.turns.at is 'When.';
 comment on column pgqueue.turns.credit is 'How many jobs that tenant may still start in its turn.';
-comment on column pgqueue.turns.priority is 'The priority.';
+comment on column pgqueue.turns.priority is 'The priority; -32768: of a row with held, in which neither lane_key nor credit counts.';
 comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+comment on column pgqueue.turns.held is
+    'In a queue with max_share: the jobs that the worker held when it claimed last, and what that claim found.';
 
 create table pgqueue.shares (
     limit_key text collate "C" primary key check (octet_length(limit_key) between 1 and 512),
@@ -1481,8 +1485,9 @@ comment on type pgqueue.found_job is
 create type pgqueue.sub_lane as (queue text, priority smallint, resumed boolean);
 comment on type pgqueue.sub_lane is 'Private: the ordinary jobs of a lane, or those that came back.';
 
-create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean);
-comment on type pgqueue.due_lane is 'Private: a lane in which a job is due; whether tenants take turns in it, and its queue is under a limit.';
+create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean);
+comment on type pgqueue.due_lane is
+    'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once.';
 
 create type pgqueue.candidate as (
     row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean

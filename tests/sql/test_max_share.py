@@ -11,8 +11,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
+from tests.calls import call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value
 from tests.databases import Database
+from tests.sql.plans import blocks
 from tests.sql.test_fair import fill, tenants
 from tests.sql.test_handoff import Idle
 
@@ -115,6 +116,55 @@ def test_jobs_that_come_back_at_once_count_as_well(conn: psycopg.Connection) -> 
     assert len(reserve(conn, 10)) == 9
     fill(conn, b=1)
     assert tenants(conn, reserve(conn, 1)) == ["b"]
+
+
+def test_a_job_that_came_back_and_was_a_claim_by_itself_counts_as_well(conn: psycopg.Connection) -> None:
+    hello(conn, "v", 10)
+    fill(conn, a=30)
+    back = reserve(conn, 1, "v")
+    mine = reserve(conn, 9)
+    assert column(conn, "release", *pairs(back)) == []
+    # It is not held back.
+    assert ids(reserve(conn, 1)) == ids(back)
+    assert held(conn) == {"a": 10}
+    column(conn, "complete_many", *pairs(mine[:1]))
+    assert reserve(conn, 1) == []
+    column(conn, "complete_many", *pairs(mine[1:2]))
+    assert len(reserve(conn, 5)) == 1
+
+
+def test_what_a_worker_held_before_there_was_a_max_share_counts_as_well(conn: psycopg.Connection) -> None:
+    call(conn, "configure_queue", "default", reset=["max_share"])
+    fill(conn, a=30)
+    mine = reserve(conn, 10)
+    call(conn, "configure_queue", "default", max_share=0.5)
+    for done in mine[:5]:
+        call(conn, "complete", done.id, done.reservation)
+        assert reserve(conn, 1) == []
+    call(conn, "complete", mine[5].id, mine[5].reservation)
+    assert len(reserve(conn, 5)) == 1
+
+
+def test_a_batch_takes_one_slot(conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "gather", accumulate=True)
+    for key in "kl":
+        for n in range(3):
+            enqueue(conn, "gather", {"n": n}, key=key, limit_key="a")
+    assert len({row.leader for row in reserve(conn, 2)}) == 2
+    fill(conn, a=20)
+    assert len(reserve(conn, 10)) == 7
+
+
+def test_a_claim_reads_what_its_worker_holds_and_no_job_of_another_worker(conn: psycopg.Connection) -> None:
+    hello(conn, "w", 1_000)
+    hello(conn, "v", 100_000)
+    fill(conn, a=20, b=20)
+    few = min(blocks(conn, "pgqueue.reserve('w', 1)") for _ in range(3))
+    fill(conn, a=3_100, b=3_100)
+    enqueue_many(conn, 3_100)
+    assert len(reserve(conn, 9_000, "v")) == 9_000
+    conn.execute("vacuum pgqueue.jobs")
+    assert min(blocks(conn, "pgqueue.reserve('w', 1)") for _ in range(3)) < few + 100
 
 
 def test_a_share_of_turns_and_a_limit_hold_beside_it(conn: psycopg.Connection) -> None:

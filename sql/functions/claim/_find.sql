@@ -52,11 +52,11 @@ begin
         f.queues[cardinality(f.queues)],
         m.is_current is not true,
         p_lanes is null and m.due_lanes is not null,
-        case when cardinality(f.rows) < p_jobs then (
-            select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited)::pgqueue.due_lane)
+        (
+            select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited, t.resumed)::pgqueue.due_lane)
             from lanes t
-            where t.takes_turns and not t.resumed
-        ) end,
+            where t.takes_turns and (t.resumed or cardinality(f.rows) < p_jobs)
+        ),
         case when m.is_current then m.busy_lanes end
     into rows, candidates, last_queue, unmaintained, is_unread, v_lanes, v_busy
     from run m
@@ -107,7 +107,11 @@ begin
         and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, null, 'weighted')))
     then
         foreach v_lane in array v_lanes loop
-            exit when cardinality(rows) = p_jobs;
+            if v_lane.resumed and v_lane.is_fair and rows <> '{}' then
+                -- What came back is locked by now, and takes slots of its tenant.
+                perform pgqueue._note_held(p_worker, v_lane.queue, p_skipped || rows, p_now);
+            end if;
+            continue when v_lane.resumed or cardinality(rows) = p_jobs;
             if v_lane.is_fair then
                 v_more := pgqueue._find_in_turn(p_worker, v_lane, v_busy, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all);
             else

@@ -32,7 +32,9 @@ declare
     v_rounds integer := 1;
     v_probes integer;
     v_skipped tid[];
-    -- The lane of each job that this claim has locked.
+    -- The lanes of what its worker holds, where one has max_share, and of what this claim has locked.
+    v_held text[];
+    v_is_noted boolean;
     v_lanes text[] := '{}'::text[];
     v_got record;
     v_stop text;
@@ -58,12 +60,7 @@ begin
         v_want := v_want - cardinality(rows);
     end if;
     if v_turn.is_shared then
-        v_lanes := array(
-            select pgqueue._lane_of(j.limit_key)
-            from unnest(p_skipped || rows) s (row_ctid)
-            join pgqueue.jobs j on j.ctid = s.row_ctid
-            where j.queue = v_queue
-        );
+        select h.lanes, h.is_noted into v_held, v_is_noted from pgqueue._held_in(p_worker, v_queue, p_skipped || rows) h;
     end if;
     if p_busy is not null then
         v_busy := array(
@@ -103,7 +100,7 @@ begin
                 limit least(
                     l.quota,
                     case when v_turn.has_rules or v_turn.is_shared then greatest(
-                        (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now)).capacity
+                        (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, v_held)).capacity
                             - cardinality(array_positions(v_lanes, l.lane_key)),
                         0
                     ) end
@@ -152,6 +149,9 @@ begin
         v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
         rows := rows || v_got.rows;
         candidates := candidates || v_got.candidates;
+    end if;
+    if v_turn.is_shared and (rows <> '{}' or not v_is_noted) then
+        perform pgqueue._note_held(p_worker, v_queue, p_skipped || rows, p_now);
     end if;
 end
 $$;

@@ -2,9 +2,9 @@
 
 -- How many rules a tenant has: limits, pauses, and max_share of its queue, if the worker has reported its slots. How many of p_most
 -- jobs they let start now, and when to look again if none may start (null: when one of them ends).
--- Without a lock: _within_limits counts again.
+-- Without a lock: _within_limits counts again. p_held: the lanes of what the worker holds in the queue; null: ask _held_in.
 create or replace function pgqueue._tenant_capacity(
-    p_worker text, p_queue text, p_limit_key text, p_most integer, p_now timestamptz,
+    p_worker text, p_queue text, p_limit_key text, p_most integer, p_now timestamptz, p_held text[],
     out rules bigint, out capacity integer, out next_at timestamptz
 )
 language plpgsql stable
@@ -27,30 +27,69 @@ begin
         union all
         -- What it has claimed and not started will take a slot, too. No one hears when one of them ends.
         select
-            greatest(floor(q.max_share::numeric * least((w.info ->> 'concurrency')::numeric, 100000)), 1)::integer - (
-                select count(*)::integer
-                from (
-                    (
-                        select j.*
-                        from pgqueue.jobs j
-                        where j.state = 'executing' and j.limit_key = v_limit_key and j.lease_expires_at >= v_lease_head
-                        order by j.limit_key, j.lease_expires_at
-                    )
-                    union all
-                    (
-                        select j.*
-                        from pgqueue.jobs j
-                        where v_limit_key is null and j.limit_key is null and j.state = 'executing'
-                            and j.lease_expires_at >= v_lease_head
-                        order by j.lease_expires_at, j.id
-                    )
-                ) h
-                where h.queue = q.name and h.reserved_by = w.name and coalesce(h.leader, h.id) = h.id
-            ),
+            greatest(floor(q.max_share::numeric * least((w.info ->> 'concurrency')::numeric, 100000)), 1)::integer
+                - cardinality(
+                    array_positions(coalesce(p_held, (pgqueue._held_in(w.name, q.name, null)).lanes), pgqueue._lane_of(v_limit_key))
+                ),
             p_now + interval '250 ms'
         from pgqueue.queues q
         join pgqueue.workers w on w.name = p_worker
         where q.name = p_queue and q.max_share < 1 and jsonb_typeof(w.info -> 'concurrency') = 'number'
     ) a;
+end
+$$;
+
+-- What a worker holds of a queue with max_share: the jobs that it executes, and those of p_rows, which its claim has locked, with
+-- their lanes. Its claims note it (_note_held), so that no job of another worker is read. is_noted: else the leases were read.
+create or replace function pgqueue._held_in(
+    p_worker text, p_queue text, p_rows tid[], out ids bigint[], out lanes text[], out is_noted boolean
+)
+language plpgsql stable
+as $$
+declare
+    -- With the constant the planner may choose the index of leases.
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+begin
+    ids := (
+        select t.held
+        from pgqueue.turns t
+        where t.worker = p_worker and t.queue = p_queue and t.priority = (-32768)::smallint
+        order by t.worker desc, t.queue desc, t.priority desc, t.n desc
+        limit 1
+    );
+    is_noted := ids is not null;
+    if not is_noted then
+        ids := array(
+            select j.id
+            from pgqueue.jobs j
+            where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() and j.reserved_by = p_worker
+                and j.queue = p_queue
+        );
+    end if;
+    select coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.lane_key), '{}') into ids, lanes
+    from (
+        -- A batch takes one slot.
+        select coalesce(j.leader, j.id) as id, pgqueue._lane_of(j.limit_key) as lane_key
+        from pgqueue.jobs j
+        where j.id = any (ids) and j.state = v_executing and j.reserved_by = p_worker and j.queue = p_queue
+        union
+        select j.id, pgqueue._lane_of(j.limit_key) from pgqueue.jobs j where j.ctid = any (p_rows) and j.queue = p_queue
+    ) h;
+end
+$$;
+
+-- Notes it, under the lock of the worker: so each row has all of it. What came back at once starts also while another claim of the
+-- worker has that lock, and is not noted then.
+create or replace function pgqueue._note_held(p_worker text, p_queue text, p_rows tid[], p_now timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+    if exists (select from pgqueue.queues q where q.name = p_queue and q.max_share < 1)
+        and pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648)
+    then
+        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at, held)
+        select p_worker, p_queue, -32768, '', 0, p_now, h.ids from pgqueue._held_in(p_worker, p_queue, p_rows) h;
+    end if;
 end
 $$;

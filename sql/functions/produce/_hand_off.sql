@@ -68,7 +68,7 @@ begin
                 and j.expires_at is null
                 and (
                     coalesce(j.limit_key, j.lane_key) is null
-                    or (pgqueue._tenant_capacity(c.worker, j.queue, j.limit_key, 1, v_now)).rules = 0
+                    or (pgqueue._tenant_capacity(c.worker, j.queue, j.limit_key, 1, v_now, '{}')).rules = 0
                 )
                 -- With the other fields below the 8000 bytes of a payload.
                 and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000

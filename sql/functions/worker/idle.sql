@@ -223,7 +223,7 @@ begin
             select where t.due_from > p_now
             limit 1
         ) due
-        cross join lateral pgqueue._tenant_capacity(p_worker, t.queue, substr(t.lane_key, 9), 1, p_now) c;
+        cross join lateral pgqueue._tenant_capacity(p_worker, t.queue, substr(t.lane_key, 9), 1, p_now, null) c;
     end if;
     v_next_due := least(v_next_due, v_turn_due);
     if p_many then
