@@ -233,9 +233,11 @@ comment on column pgqueue.shares.limit_key is
 comment on column pgqueue.shares.weight is 'How many jobs.';
 comment on column pgqueue.heads.queue is
     'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
-create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean);
+create type pgqueue.due_lane as (
+    queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean, head timestamptz, head_id bigint
+);
 comment on type pgqueue.due_lane is
-    'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once.';
+    'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once; its head.';
 
 -- Comments were edited.
 comment on type pgqueue.job_state is

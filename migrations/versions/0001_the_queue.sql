@@ -1485,9 +1485,11 @@ comment on type pgqueue.found_job is
 create type pgqueue.sub_lane as (queue text, priority smallint, resumed boolean);
 comment on type pgqueue.sub_lane is 'Private: the ordinary jobs of a lane, or those that came back.';
 
-create type pgqueue.due_lane as (queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean);
+create type pgqueue.due_lane as (
+    queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean, head timestamptz, head_id bigint
+);
 comment on type pgqueue.due_lane is
-    'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once.';
+    'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once; its head.';
 
 create type pgqueue.candidate as (
     row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean

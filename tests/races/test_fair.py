@@ -153,6 +153,38 @@ def test_a_tenant_that_flips_beside_an_old_snapshot_leaves_few_rows(database: Da
     assert _inserted(conn) - before <= 20
 
 
+def _beside_an_old_snapshot(database: Database, clock: Clock, jobs: int) -> psycopg.Connection:
+    """A queue in which so many jobs of one tenant have ended, and their entries stay."""
+    conn, holder = _fair(database, clock), database.connect(autocommit=False)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select from pgqueue.jobs")
+    enqueue_many(conn, jobs, limit_key="a")
+    column(conn, "complete_many", *pairs(reserve(conn, jobs)))
+    for _ in range(2):
+        # A safe point that is later.
+        clock.advance("10 s")
+        maintain(conn)
+    return conn
+
+
+def _entries(conn: psycopg.Connection) -> int:
+    """How many entries of lanes a claim of one job reads."""
+    counted = "select pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass)"
+    with conn.transaction():
+        before = value(conn, counted)
+        assert len(reserve(conn, 1)) == 1
+        found: int = value(conn, counted) - before
+        return found
+
+
+def test_a_lane_without_a_head_is_read_from_the_head_of_its_queue_on(database: Database, clock: Clock) -> None:
+    conn = _beside_an_old_snapshot(database, clock, 600)
+    conn.execute("delete from pgqueue.heads where priority > 800")
+    enqueue_many(conn, 3, limit_key="a")
+    # One claim in fifty moves a head, and reads for that.
+    assert min(_entries(conn) for _ in range(3)) <= 5
+
+
 @pytest.mark.parametrize("minutes", [0, 3])
 def test_a_job_of_an_enqueue_that_saw_a_plain_queue_starts_after_the_switch(
     database: Database, clock: Clock, minutes: int

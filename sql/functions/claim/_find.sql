@@ -53,7 +53,7 @@ begin
         m.is_current is not true,
         p_lanes is null and m.due_lanes is not null,
         (
-            select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited, t.resumed)::pgqueue.due_lane)
+            select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited, t.resumed, t.head, t.head_id)::pgqueue.due_lane)
             from lanes t
             where t.takes_turns and (t.resumed or cardinality(f.rows) < p_jobs)
         ),

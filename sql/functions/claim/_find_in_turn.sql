@@ -94,8 +94,12 @@ begin
                 from pgqueue.jobs j
                 where j.state in ('waiting', 'failed') and j.lane_key is not null and not j.resumed
                     and j.queue = v_queue and j.priority = v_priority and j.lane_key = l.lane_key
-                    and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
-                    and j.ctid <> all (v_skipped)
+                    -- The later one of the heads of this lane and of all jobs of the queue and priority. A job that an open
+                    -- transaction commits below that since it was read is for the next claim.
+                    and (j.ready_at, j.id) >= (
+                        greatest(l.head, p_lane.head), case when l.head < p_lane.head then p_lane.head_id else l.head_id end
+                    )
+                    and j.ready_at <= p_now and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
                 limit least(
                     l.quota,

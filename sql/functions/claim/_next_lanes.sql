@@ -48,7 +48,7 @@ begin
         ) b
     )
     select
-        array_agg(row(v.queue, v.priority, v.is_fair, null, null)::pgqueue.due_lane), count(*) < 64, min(v.priority),
+        array_agg(row(v.queue, v.priority, v.is_fair, null, null, null, null)::pgqueue.due_lane), count(*) < 64, min(v.priority),
         (array_agg(v.turn order by v.n desc))[1]
     into lanes, is_whole, v_priority, v_last
     from (
@@ -83,7 +83,7 @@ begin
     end if;
     -- Some lanes are registered twice.
     lanes := array(
-        select row(x.queue, x.priority, bool_or(x.is_fair), null, null)::pgqueue.due_lane
+        select row(x.queue, x.priority, bool_or(x.is_fair), null, null, null, null)::pgqueue.due_lane
         from (
             select l.queue, l.priority, l.is_fair from unnest(lanes) l
             union all
@@ -127,7 +127,7 @@ language plpgsql stable parallel safe
 as $$
 begin
     return array(
-        select row(l.queue, l.priority, bool_or(l.is_fair), null, null)::pgqueue.due_lane
+        select row(l.queue, l.priority, bool_or(l.is_fair), null, null, null, null)::pgqueue.due_lane
         from unnest(p_queues) q (name)
         join pgqueue.lanes l on l.queue = q.name
         where l.due_from <= p_now
