@@ -153,11 +153,17 @@ def test_a_tenant_that_flips_beside_an_old_snapshot_leaves_few_rows(database: Da
     assert _inserted(conn) - before <= 20
 
 
-def _beside_an_old_snapshot(database: Database, clock: Clock, jobs: int) -> psycopg.Connection:
+def _beside_an_old_snapshot(
+    database: Database, clock: Clock, jobs: int, *, behind_a_pause: bool = False
+) -> psycopg.Connection:
     """A queue in which so many jobs of one tenant have ended, and their entries stay."""
     conn, holder = _fair(database, clock), database.connect(autocommit=False)
     holder.execute("set transaction isolation level repeatable read")
     holder.execute("select from pgqueue.jobs")
+    if behind_a_pause:
+        # The head of the queue stays where this one is.
+        enqueue(conn, limit_key="b")
+        call(conn, "pause", "limit_key", "b")
     enqueue_many(conn, jobs, limit_key="a")
     column(conn, "complete_many", *pairs(reserve(conn, jobs)))
     for _ in range(2):
@@ -183,6 +189,14 @@ def test_a_lane_without_a_head_is_read_from_the_head_of_its_queue_on(database: D
     enqueue_many(conn, 3, limit_key="a")
     # One claim in fifty moves a head, and reads for that.
     assert min(_entries(conn) for _ in range(3)) <= 5
+
+
+def test_a_claim_that_had_to_walk_moves_the_head_of_its_tenant(database: Database, clock: Clock) -> None:
+    conn = _beside_an_old_snapshot(database, clock, 1_000, behind_a_pause=True)
+    enqueue_many(conn, 3, limit_key="a")
+    # It moves heads by chance, and here in any case: it has read more than the limit of the chance.
+    assert _entries(conn) >= 1_000
+    assert _entries(conn) <= 5
 
 
 @pytest.mark.parametrize("minutes", [0, 3])

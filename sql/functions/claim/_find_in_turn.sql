@@ -24,6 +24,7 @@ declare
     v_heads constant text := pgqueue._head_name(p_lane.queue, '');
     v_want integer := case when p_lane.is_limited then pgqueue._queue_capacity(p_lane.queue, p_jobs, p_now) else p_jobs end;
     v_turn record;
+    v_read bigint := pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass);
     -- Where the claim is: a lane, and how many jobs that one may still start in its turn. A pass goes from v_from on.
     v_at text;
     v_credit integer;
@@ -46,17 +47,14 @@ begin
         return;
     end if;
     select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, p_now) t;
-    -- Else another claim of this worker is under way, whose jobs cannot be counted yet. Later statements count: they see all that
-    -- was claimed before the lock was free.
+    -- Else another claim of this worker is under way. Later statements count what had been claimed before the lock was free.
     if v_turn.is_shared
         and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648)
     then
         return;
     end if;
     if random() < 0.0625 then
-        v_got := pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all);
-        rows := v_got.rows;
-        candidates := v_got.candidates;
+        select o.rows, o.candidates into rows, candidates from pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all) o;
         v_want := v_want - cardinality(rows);
     end if;
     if v_turn.is_shared then
@@ -128,14 +126,11 @@ begin
         end if;
         select a.stop, a.more into v_stop, v_more
         from pgqueue._after_pass(
-            v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
+            p_worker, v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
         ) a;
         if v_stop is not null then
             v_at := v_stop;
             v_credit := 0;
-            if pgqueue._may_notify() then
-                perform pg_notify(pgqueue._channel(p_worker), 'wake');
-            end if;
             exit;
         elsif v_more > 0 then
             v_rounds := greatest(v_want / v_more, 1)::integer;
@@ -153,6 +148,12 @@ begin
         v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
         rows := rows || v_got.rows;
         candidates := candidates || v_got.candidates;
+    end if;
+    -- Walking over 400 entries that an old snapshot keeps costs as much as moving a head: all moves cost no more than all walks.
+    if rows <> '{}' and random() * (500 + 400 * cardinality(rows))
+        < pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass) - v_read - cardinality(rows)
+    then
+        perform pgqueue._move_heads_of(rows, -1, false, null, null);
     end if;
     if v_turn.is_shared and (rows <> '{}' or not v_is_noted) then
         perform pgqueue._note_held(p_worker, v_queue, p_skipped || rows, p_now);
@@ -205,13 +206,13 @@ as $$
     ) h
 $$;
 
--- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many. more: the
--- shares of those lanes that gave all that they were asked for.
+-- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many: the claim ends
+-- there, and its worker is woken. more: the shares of those lanes that gave all that they were asked for.
 create or replace function pgqueue._after_pass(
-    p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[], p_quotas integer[],
-    p_shares integer[], p_now timestamptz, out stop text, out more bigint
+    p_worker text, p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[],
+    p_quotas integer[], p_shares integer[], p_now timestamptz, out stop text, out more bigint
 )
-language plpgsql stable parallel safe
+language plpgsql
 as $$
 begin
     stop := (
@@ -220,6 +221,9 @@ begin
         offset p_most - 1
         limit 1
     );
+    if stop is not null and pgqueue._may_notify() then
+        perform pg_notify(pgqueue._channel(p_worker), 'wake');
+    end if;
     more := (
         select coalesce(sum(g.share), 0)
         from (

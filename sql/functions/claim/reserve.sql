@@ -215,8 +215,9 @@ end
 $$;
 
 -- Moves the heads of the sub-lanes of p_rows, which are locked, and not yet taken: of one row in some fifty, from p_chance on. By
--- a prime number, for queues may take turns in them. A claim in a transaction of its own does it under a lock that it only
--- tries, so that not all workers do it at once. A claim in a transaction that may stay open does it without the lock.
+-- a prime number, for queues may take turns in them. Below zero it is of all rows, and those of tenants too, for _find_in_turn,
+-- which knows whether it had to walk. A claim in a transaction of its own does it under a lock that it only tries, so that not
+-- all workers do it at once. A claim in a transaction that may stay open does it without the lock.
 create or replace function pgqueue._move_heads_of(
     p_rows tid[], p_chance double precision, p_keyed boolean, p_began timestamptz, p_newest_id bigint
 )
@@ -226,13 +227,15 @@ as $$
 declare
     v_sub_lanes pgqueue.sub_lane[] := array(
         select distinct row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
-        from generate_series(floor(p_chance)::integer + 1, cardinality(p_rows), 47) w (n)
+        from generate_series(
+            greatest(floor(p_chance)::integer, 0) + 1, cardinality(p_rows), case when p_chance < 0 then 1 else 47 end
+        ) w (n)
         join pgqueue.jobs j on j.ctid = p_rows[w.n]
         cross join lateral (
             select j.queue, j.priority, j.resumed
             union all
             select pgqueue._head_name(j.queue, j.lane_key), (j.priority + 1000)::smallint, false
-            where j.lane_key is not null and not j.resumed
+            where p_chance < 0 and j.lane_key is not null and not j.resumed
         ) l
     );
 begin
