@@ -243,21 +243,15 @@ create or replace function pgqueue._lanes_in_turn(
 returns table (lane_key text)
 language sql stable parallel safe rows 100
 as $$
-    (
+    select x.lane_key
+    from (values (p_from, 'g'), (E'\x01', p_from)) v (from_key, to_key)
+    cross join lateral (
         select distinct on (t.lane_key) t.lane_key
         from pgqueue.tenant_lanes t
-        where t.queue = p_queue and t.priority = p_priority and t.lane_key >= p_from and t.due_from <= p_now
-            and t.lane_key <> all (p_busy)
+        where t.queue = p_queue and t.priority = p_priority and t.lane_key >= v.from_key and t.lane_key < v.to_key
+            and t.due_from <= p_now and t.lane_key <> all (p_busy)
         order by t.lane_key
-    )
-    union all
-    (
-        select distinct on (t.lane_key) t.lane_key
-        from pgqueue.tenant_lanes t
-        where t.queue = p_queue and t.priority = p_priority and t.lane_key > '' and t.lane_key < p_from and t.due_from <= p_now
-            and t.lane_key <> all (p_busy)
-        order by t.lane_key
-    )
+    ) x
 $$;
 
 -- One of the lanes that are due, each by its share: see _draw_by_weight. Called by the first claim of a worker alone.
