@@ -234,11 +234,14 @@ def test_a_job_of_an_enqueue_that_saw_a_fair_queue_starts_after_the_switch_back(
 def test_a_head_of_a_lane_passes_no_job_of_an_open_enqueue(database: Database, clock: Clock) -> None:
     conn, producer = _fair(database, clock), database.connect(autocommit=False)
     job_id = enqueue(producer, limit_key="a")
-    for _ in range(4):
+    # The head of the queue stays where this one is, and the lane is walked from there.
+    enqueue(conn, limit_key="b")
+    call(conn, "pause", "limit_key", "b")
+    for jobs in (1_000, 1, 1, 1):
         clock.advance("2 s")
-        enqueue_many(conn, 60, limit_key="a")
+        enqueue_many(conn, jobs, limit_key="a")
         clock.advance("1 ms")
-        while rows := reserve(conn, 100):
+        while rows := reserve(conn, 1_000):
             column(conn, "complete_many", *pairs(rows))
         clock.advance("2 s")
         maintain(conn)

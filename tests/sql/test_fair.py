@@ -589,6 +589,15 @@ def test_a_claim_writes_one_turn_and_none_where_the_last_one_has_ended_there(con
     assert value(conn, "select count(*) from pgqueue.turns where worker = 'v'") == 1
 
 
+def test_a_lane_that_no_claim_has_to_walk_gets_no_head(conn: psycopg.Connection) -> None:
+    fill(conn, a=200)
+    for _ in range(3):
+        column(conn, "complete_many", *pairs(reserve(conn, 60)))
+        # Else the next claim might meet their entries.
+        conn.execute("vacuum pgqueue.jobs")
+    assert value(conn, "select count(*) from pgqueue.heads where priority > 800") == 0
+
+
 def test_a_hidden_lane_is_found_by_maintenance(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     fill(conn, a=1, b=1, c=1)

@@ -46,7 +46,7 @@ begin
     if (v_want > 0) is not true then
         return;
     end if;
-    select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, p_now) t;
+    select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, v_heads, p_now) t;
     -- Else another claim of this worker is under way. Later statements count what had been claimed before the lock was free.
     if v_turn.is_shared
         and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648)
@@ -85,7 +85,8 @@ begin
         from (
             select j.*, l.lane_key, l.quota, l.share, t.is_limited
             from pgqueue._probed_lanes(
-                v_queue, v_priority, v_heads, v_from, v_busy, v_probes, v_turn.has_shares, v_credit, v_rounds, p_now
+                v_queue, v_priority, case when v_turn.has_heads then v_heads end, v_from, v_busy, v_probes, v_turn.has_shares,
+                v_credit, v_rounds, p_now
             ) l
             cross join lateral (
                 select j.ctid as row_ctid, j.id, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
@@ -95,7 +96,7 @@ begin
                     -- The later one of the heads of this lane and of all jobs of the queue and priority. A job that an open
                     -- transaction commits below that since it was read is for the next claim.
                     and (j.ready_at, j.id) >= (
-                        greatest(l.head, p_lane.head), case when l.head < p_lane.head then p_lane.head_id else l.head_id end
+                        greatest(l.head, p_lane.head), case when l.head >= p_lane.head then l.head_id else p_lane.head_id end
                     )
                     and j.ready_at <= p_now and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
@@ -162,8 +163,10 @@ end
 $$;
 
 -- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane.
-create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_now timestamptz)
-returns table (lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean)
+create or replace function pgqueue._turn_of(
+    p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz
+)
+returns table (lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean, has_heads boolean)
 language sql stable parallel safe rows 1
 as $$
     select
@@ -173,7 +176,15 @@ as $$
         exists (
             select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
         )
-        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now)
+        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now),
+        -- The last one first: behind it may be many dead rows.
+        (
+            select true
+            from pgqueue.heads h
+            where h.queue > p_heads and h.queue < p_heads || 'g'
+            order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
+            limit 1
+        )
     from (select) one
     left join lateral (
         select x.lane_key, x.credit
@@ -185,7 +196,7 @@ as $$
 $$;
 
 -- Inlined. The lanes that a pass probes, p_most of them, for how many jobs each, and from where on. p_credit: what is left of the
--- turn of the first one.
+-- turn of the first one. p_heads null: no lane of the queue has a head of its own, as beside no old snapshot, and none is looked for.
 create or replace function pgqueue._probed_lanes(
     p_queue text, p_priority smallint, p_heads text, p_from text, p_busy text[], p_most integer, p_has_shares boolean,
     p_credit integer, p_rounds integer, p_now timestamptz
@@ -195,15 +206,28 @@ language sql stable parallel safe rows 100
 as $$
     select
         d.lane_key, case when p_credit > 0 and d.lane_key = p_from then p_credit else d.share * p_rounds end, d.share,
-        h.head, h.head_id
+        (d.at).head, (d.at).head_id
     from (
-        select x.lane_key, case when p_has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share
+        select
+            x.lane_key, case when p_has_shares then pgqueue._share_of(substr(x.lane_key, 9)) else 1 end as share,
+            case when p_heads is not null then pgqueue._head_of_tenant(p_heads || x.lane_key, p_priority) end as at
         from pgqueue._lanes_in_turn(p_queue, p_priority, p_from, p_busy, p_now) x
         limit p_most
     ) d
-    cross join lateral (
-        select x.* from pgqueue._head(p_heads || d.lane_key, (p_priority + 1000)::smallint, false) x offset 0
-    ) h
+$$;
+
+-- Returns a row in which only the head counts. It is not in the plan of a pass, because few queues have heads of tenants.
+create or replace function pgqueue._head_of_tenant(p_name text, p_priority smallint)
+returns pgqueue.heads
+language plpgsql stable parallel safe
+as $$
+declare
+    v_head pgqueue.heads;
+begin
+    select h.head, h.head_id into v_head.head, v_head.head_id
+    from pgqueue._head(p_name, (p_priority + 1000)::smallint, false) h;
+    return v_head;
+end
 $$;
 
 -- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many: the claim ends

@@ -11,8 +11,8 @@
 -- stay on the path, for a visit to an empty lane costs less than the walk over dead rows.
 --
 -- Heads of these lanes stand beside those of others (see _head), under a priority that is 1,000 higher, and the length of the
--- name of the queue, that name, and the lane as their queue. They are moved by claims alone, which took many jobs of the lane, or
--- had to walk. Every job of a lane is in jobs_ready as well, so the head of its queue and priority holds for it, too.
+-- name of the queue, that name, and the lane as their queue. They are moved by claims alone, which had to walk. Every job of
+-- a lane is in jobs_ready as well, so the head of its queue and priority holds for it, too.
 --
 -- The lane '' stands for jobs of a fair queue that have no lane_key: they were ready before the queue was fair, or their
 -- transaction did not see that it is. maintain gives them their lanes.
