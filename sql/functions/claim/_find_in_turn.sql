@@ -54,7 +54,8 @@ begin
         return;
     end if;
     if random() < 0.0625 then
-        select o.rows, o.candidates into rows, candidates from pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all) o;
+        select coalesce(o.rows, '{}'), coalesce(o.candidates, '{}') into rows, candidates
+        from pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all) o;
         v_want := v_want - cardinality(rows);
     end if;
     if v_turn.is_shared then
@@ -297,7 +298,7 @@ begin
 end
 $$;
 
--- Locks jobs of a fair queue that are in no lane, of the first hundred jobs of all.
+-- Locks jobs of a fair queue that are in no lane, of the first hundred jobs of all. Null: there is none.
 create or replace function pgqueue._lock_others(
     p_lane pgqueue.due_lane, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[]
@@ -305,8 +306,6 @@ create or replace function pgqueue._lock_others(
 language plpgsql
 as $$
 begin
-    rows := '{}';
-    candidates := '{}';
     if not exists (
         select
         from pgqueue.tenant_lanes t
@@ -315,22 +314,18 @@ begin
         return;
     end if;
     select
-        coalesce(array_agg(f.row_ctid), '{}'),
-        coalesce(
-            array_agg(
-                row(f.row_ctid, f.id, p_lane.queue, f.task, f.key, f.limit_key, f.is_expired, f.is_limited)::pgqueue.candidate
-            ) filter (where p_all or f.is_limited or f.key is not null or f.is_expired),
-            '{}'
-        )
+        array_agg(f.row_ctid),
+        array_agg(
+            row(f.row_ctid, f.id, p_lane.queue, f.task, f.key, f.limit_key, f.is_expired, f.is_limited)::pgqueue.candidate
+        ) filter (where p_all or f.is_limited or f.key is not null or f.is_expired)
     into rows, candidates
     from (
         select j.*, t.is_limited
-        from pgqueue._head(p_lane.queue, p_lane.priority, false) h
-        cross join lateral (
+        from (
             select w.ctid as row_ctid
             from pgqueue.jobs w
             where w.state in ('waiting', 'failed') and w.queue = p_lane.queue and w.priority = p_lane.priority
-                and w.resumed = false and (w.ready_at, w.id) >= (h.head, h.head_id) and w.ready_at <= p_now
+                and w.resumed = false and (w.ready_at, w.id) >= (p_lane.head, p_lane.head_id) and w.ready_at <= p_now
             order by w.ready_at, w.id
             limit 100
         ) w
