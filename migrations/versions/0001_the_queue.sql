@@ -729,8 +729,9 @@ comment on column pgqueue.tenant_lanes.lane_key is
     'The lane: jobs.lane_key. Empty: jobs of this queue and priority that are in no lane, as from before it was fair.';
 
 -- Where the last claim of a worker from a fair queue ended. Inserted, and the newest is read: a row that is updated would
--- become, beside an old snapshot, a chain of versions.
-create table pgqueue.turns (
+-- become, beside an old snapshot, a chain of versions. After a crash workers begin at tenants that they draw, so the log need
+-- not have it.
+create unlogged table pgqueue.turns (
     n bigint generated always as identity,
     at timestamptz not null,
     credit integer not null,

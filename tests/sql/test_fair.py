@@ -589,6 +589,10 @@ def test_a_claim_writes_one_turn_and_none_where_the_last_one_has_ended_there(con
     assert value(conn, "select count(*) from pgqueue.turns where worker = 'v'") == 1
 
 
+def test_turns_are_not_in_the_write_ahead_log(conn: psycopg.Connection) -> None:
+    assert value(conn, "select relpersistence from pg_class where oid = 'pgqueue.turns'::regclass") == "u"
+
+
 def test_a_lane_that_no_claim_has_to_walk_gets_no_head(conn: psycopg.Connection) -> None:
     fill(conn, a=200)
     for _ in range(3):

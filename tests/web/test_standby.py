@@ -62,6 +62,10 @@ def fill(conn: psycopg.Connection) -> None:
     call(conn, "schedule", "nightly", "0 3 * * *", "send_email")
     group = call(conn, "open_group", "import")
     enqueue(conn, "load", queue="imports", group_id=group)
+    call(conn, "configure_queue", "shared", fair_by="limit_key", max_share=0.5)
+    call(conn, "hello", "w2", ["shared"], Jsonb({"concurrency": 2}))
+    enqueue_many(conn, 2, "send_email", queue="shared", limit_key="a")
+    assert len(reserve(conn, 2, "w2", queues=["shared"])) == 1
     maintain(conn)
 
 
@@ -70,6 +74,8 @@ def test_a_standby_is_shown_and_takes_no_action(standby: str, serve: Serve, ask:
         assert value(conn, "select pg_is_in_recovery()") is True
         jobs = dict(conn.execute("select state::text, max(id) from pgqueue.all_jobs group by state").fetchall())
         group = value(conn, "select id from pgqueue.groups()")
+        # It reads how many slots its tenant has of a worker.
+        assert value(conn, "select reason from pgqueue.explain(%s)", jobs["waiting"]) == "limit"
     address = serve(dsn=standby)
     pages = [
         "/",

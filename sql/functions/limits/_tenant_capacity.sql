@@ -50,13 +50,16 @@ declare
     -- With the constant the planner may choose the index of leases.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
-    ids := (
-        select t.held
-        from pgqueue.turns t
-        where t.worker = p_worker and t.queue = p_queue and t.priority = (-32768)::smallint
-        order by t.worker desc, t.queue desc, t.priority desc, t.n desc
-        limit 1
-    );
+    -- A standby has no unlogged table.
+    if not pg_is_in_recovery() then
+        ids := (
+            select t.held
+            from pgqueue.turns t
+            where t.worker = p_worker and t.queue = p_queue and t.priority = (-32768)::smallint
+            order by t.worker desc, t.queue desc, t.priority desc, t.n desc
+            limit 1
+        );
+    end if;
     is_noted := ids is not null;
     if not is_noted then
         ids := array(
