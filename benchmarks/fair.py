@@ -159,13 +159,15 @@ def _costs(connection: Connection) -> Mapping[int, Mapping[str, Sequence[float]]
         pass
     _settle(connection)
     _spread(connection, "plain", None, jobs)
+    # What its limit_key costs a job in any queue.
+    _spread(connection, "not fair, with a limit_key", 100, jobs)
     for queue, number in tenants.items():
         _make_fair(connection, queue)
         # All of them have jobs to the end.
         _spread(connection, queue, number, max(2 * jobs, 2 * number))
     connection.execute("vacuum (analyze) pgqueue.jobs")
     connection.execute("vacuum (analyze) pgqueue.tenant_lanes")
-    queues = ["plain", *tenants]
+    queues = ["plain", "not fair, with a limit_key", *tenants]
     found: dict[int, dict[str, list[float]]] = {number: {queue: [] for queue in queues} for number in _CLAIMS}
     for number in _CLAIMS:
         for queue in queues:
