@@ -160,15 +160,14 @@ $$;
 -- Inlined. p_lanes null: all lanes of p_queues.
 create or replace function pgqueue._due_lanes(p_queues text[], p_lanes pgqueue.due_lane[], p_now timestamptz)
 returns table (
-    queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
-    head_at timestamptz, is_fair boolean
+    queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint, is_fair boolean
 )
 language sql stable parallel safe rows 10
 as $$
     select
         a.queue, a.priority, r.resumed,
         first_value(f.ready_at) over (partition by a.queue, a.priority order by r.resumed),
-        h.head, h.head_id, h.at, a.is_fair
+        h.head, h.head_id, a.is_fair
     from (
         select x.queue, x.priority, bool_or(x.is_fair) as is_fair
         from pgqueue.lanes x

@@ -40,7 +40,7 @@
 
 -- Inlined (no SET, and stable), and expanded in each claim: so it is small, and calls _fallback only where a head has one.
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)
-returns table (head timestamptz, head_id bigint, at timestamptz)
+returns table (head timestamptz, head_id bigint)
 language sql stable parallel safe rows 1
 as $$
     select
@@ -53,12 +53,11 @@ as $$
             when l.is_void then 0
             when l.open_xids is null then coalesce(l.head_id, 0)
             else (pgqueue._fallback(l.open_xids, l.fallback_heads, l.fallback_ids, l.head, l.head_id)).head_id
-        end,
-        l.at
+        end
     from (select) one
     left join lateral (
         select
-            h.at, h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
+            h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
             exists (select from pgqueue.head_marks m where m.reason = 'clock')
             -- Or the row comes from a restored dump.
             or (
