@@ -162,14 +162,9 @@ begin
         cross join lateral (
             select
             from pgqueue.lanes a
-            cross join lateral pgqueue._head(a.queue, a.priority, false) h
-            cross join lateral pgqueue._head(a.queue, a.priority, true) r
-            cross join lateral (
-                (select f.ready_at from pgqueue._first_ready(a.queue, a.priority, false, h.head, h.head_id, p_now) f)
-                union all
-                (select f.ready_at from pgqueue._first_ready(a.queue, a.priority, true, r.head, r.head_id, p_now) f)
-                limit 1
-            ) first
+            cross join (values (false), (true)) r (resumed)
+            cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
+            cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now)
             where a.queue = q.name
             limit 1
         ) due
