@@ -79,30 +79,26 @@ begin
         )
         insert into pgqueue.lanes (queue, priority, until)
         select f.queue, f.priority, v_now + interval '4 s'
-        from (
-            select b.queue, b.priority
-            from gaps g
-            cross join lateral (
+        from gaps g
+        cross join lateral (
+            (
                 select j.queue, j.priority
                 from pgqueue.jobs j
                 where j.state in ('waiting', 'failed') and (j.queue, j.priority) > (g.queue, g.priority)
                     and (j.queue, j.priority) < (g.next_queue, g.next_priority)
                 order by j.queue, j.priority, j.resumed, j.ready_at, j.id
                 limit 1
-            ) b
-            where g.next_queue is not null and pgqueue._is_in_part(g.queue, v_parts, v_part)
+            )
             union all
-            select b.queue, b.priority
-            from gaps g
-            cross join lateral (
+            (
                 select j.queue, j.priority
                 from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and (j.queue, j.priority) > (g.queue, g.priority)
+                where g.next_queue is null and j.state in ('waiting', 'failed') and (j.queue, j.priority) > (g.queue, g.priority)
                 order by j.queue, j.priority, j.resumed, j.ready_at, j.id
                 limit 1
-            ) b
-            where g.next_queue is null
-        ) f;
+            )
+        ) f
+        where g.next_queue is null or pgqueue._is_in_part(g.queue, v_parts, v_part);
         exit when not found;
         v_found := v_found + 1;
     end loop;
@@ -117,7 +113,8 @@ language plpgsql
 as $$
 declare
     v_many boolean := (select count(*) from (select from pgqueue.lanes limit 65) x) > 64;
-    v_safe_at timestamptz;
+    -- Null: nothing leaves.
+    v_safe_at timestamptz := pgqueue._ended_before(p_now);
 begin
     -- All rows of a lane say the same, whichever of them leaves: tenants take turns, until the queue is no longer fair and the
     -- last lanes of its tenants have left the path.
@@ -135,9 +132,6 @@ begin
         from (select distinct x.queue, x.priority from pgqueue.lanes x where x.is_fair) f
     ) w
     where a.queue = w.queue and a.priority = w.priority and a.is_fair <> w.is_fair;
-
-    -- Null: nothing leaves.
-    v_safe_at := pgqueue._ended_before(p_now);
 
     -- The time of their first job has come.
     insert into pgqueue.lanes (queue, priority, is_fair, until)
