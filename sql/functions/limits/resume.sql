@@ -31,7 +31,6 @@ language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_stood boolean;
 begin
     perform pgqueue._check_limit(p_kind, p_target, '{queue,task,limit_key}');
     if p_source is null or p_source not in ('operator', 'throttle', 'breaker') then
@@ -40,13 +39,9 @@ begin
             'Give source as operator, throttle or breaker, or leave it out.'
         );
     end if;
-    with gone as (
-        delete from pgqueue.pauses p
-        where p.kind = p_kind and p.target = p_target and p.source = p_source and p.until > v_now
-        returning p.n
-    )
-    select count(*) > 0 into v_stood from gone;
-    if not v_stood then
+    delete from pgqueue.pauses p
+    where p.kind = p_kind and p.target = p_target and p.source = p_source and p.until > v_now;
+    if not found then
         return false;
     end if;
     perform pgqueue._recheck_limit(case when p_kind = 'queue' then p_kind else 'pause:' || p_kind end, p_target);
