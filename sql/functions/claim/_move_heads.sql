@@ -196,10 +196,7 @@ begin
                 select distinct a.queue, a.priority from pgqueue.lanes a where pgqueue._is_in_part(a.queue, v_parts, v_part)
             ) l
             cross join (values (false), (true)) r (resumed)
-            union all
-            select row('', h.priority, false)::pgqueue.sub_lane
-            from (values (0::smallint), (1::smallint)) h (priority)
-        ),
+        ) || array[row('', 0::smallint, false), row('', 1::smallint, false)]::pgqueue.sub_lane[],
         false
     );
 end

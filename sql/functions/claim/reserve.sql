@@ -242,12 +242,8 @@ begin
     perform pgqueue._propose_horizon(p_began, p_newest_id);
     if statement_timestamp() > transaction_timestamp() or pg_try_advisory_xact_lock(pgqueue._lock_class(), 4) then
         perform pgqueue._move_heads(
-            v_sub_lanes
-            || array(
-                select row('', h.priority, false)::pgqueue.sub_lane
-                from (values (0::smallint), (1::smallint)) h (priority)
-                where h.priority = 0 or p_keyed
-            ),
+            v_sub_lanes || row('', 0::smallint, false)::pgqueue.sub_lane
+                || case when p_keyed then array[row('', 1::smallint, false)::pgqueue.sub_lane] end,
             true
         );
     end if;
