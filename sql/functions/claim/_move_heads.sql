@@ -169,12 +169,9 @@ begin
         limit 1;
     else
         return query
-        select j.ready_at, j.id
-        from pgqueue.jobs j
-        where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = p_priority and j.resumed = p_resumed
-            and (j.ready_at, j.id) >= (p_head, p_head_id) and (j.ready_at, j.id) < (p_below, p_below_id)
-        order by j.ready_at, j.id
-        limit 1;
+        select f.ready_at, f.id
+        from pgqueue._first_ready(p_queue, p_priority, p_resumed, p_head, p_head_id, p_below) f
+        where (f.ready_at, f.id) < (p_below, p_below_id);
     end if;
 end
 $$;
