@@ -15,7 +15,6 @@ declare
     );
     v_guarded bigint[];
     v_standing bigint[];
-    v_unsure bigint[];
 begin
     v_guarded := array(
         select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._guard_position(w.id, true)
@@ -48,22 +47,19 @@ begin
     where j.ctid = w.row_ctid and w.ahead = any (v_standing);
 
     if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
-        -- The jobs ahead that another session has locked, or whose guard was not free. A job that is gone, or gave up its position, blocks nothing: the
-        -- next round sees that.
-        select coalesce(array_agg(l.id), '{}') into v_unsure
-        from (select distinct a.id, a.queue from unnest(p_ahead, v_queues) a (id, queue) where a.id <> all (v_standing)) w
-        cross join lateral (
-            select j.id
-            from pgqueue.jobs j
-            where j.id = w.id and j.queue = w.queue and j.blocked_on is distinct from '@parents'
-                and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
-            limit 1
-        ) l;
-        -- It keeps its position in its key, which goes by run_at.
+        -- Behind a job that another session has locked, or whose guard was not free. One that is gone, or gave up its position,
+        -- blocks nothing: the next round sees that. The deferred job keeps its position in its key, which goes by run_at.
         update pgqueue.jobs j
         set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = j.resumed and j.lane_key is not null
         from unnest(p_rows, p_ahead) w (row_ctid, ahead)
-        where j.ctid = w.row_ctid and w.ahead = any (v_unsure);
+        where j.ctid = w.row_ctid and w.ahead <> all (v_standing)
+            and (
+                select true
+                from pgqueue.jobs a
+                where a.id = w.ahead and a.queue = j.queue and a.blocked_on is distinct from '@parents'
+                    and (a.state in ('executing', 'blocked') or a.reservation > 0 or a.run_at <= p_now)
+                limit 1
+            );
     end if;
 end
 $$;
