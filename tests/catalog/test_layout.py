@@ -21,7 +21,6 @@ NOUNS = {"limits", "schedules", "common", "workflows"}
 # What maintain runs as its steps stands with the tables that it is about; and these beside what they share a rule with.
 WITH_THEIR_NOUN = {
     "_free_dedupe": "dedupe keys",
-    "_mark_heads": "heads",
     "_retake_dedupe": "dedupe keys",
 }
 

@@ -10,14 +10,6 @@
 -- jobs without their own mark, because they saw this one. Marks for a key stand for ten seconds from when maintain first saw
 -- them: by then each claim has ended that began before the mark was seen, and may have moved the head.
 
-create or replace function pgqueue._mark_heads(p_reason text)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    insert into pgqueue.head_marks (reason, at) values (p_reason, pgqueue._clock())
-$$;
-
 -- p_now: read after this transaction took its xid.
 create or replace function pgqueue._check_clock(p_now timestamptz)
 returns void
@@ -26,7 +18,7 @@ set enable_seqscan = off
 as $$
 begin
     if (select h.at from pgqueue.horizons h order by h.n desc limit 1) > p_now then
-        perform pgqueue._mark_heads('clock');
+        insert into pgqueue.head_marks (reason, at) values ('clock', pgqueue._clock());
     end if;
 end
 $$;

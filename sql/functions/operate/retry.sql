@@ -156,7 +156,7 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_now, 2, null);
         if v_lane.is_keyed then
-            perform pgqueue._mark_heads('key');
+            insert into pgqueue.head_marks (reason, at) values ('key', pgqueue._clock());
         end if;
         v_is_child := v_is_child or v_lane.is_child;
         v_group_ids := v_group_ids || v_lane.group_ids;
