@@ -1,7 +1,7 @@
 -- The audit: each function for operators records its change in its own transaction, so that psql, the command line and the
 -- web page leave the same trace. Inserts one row and locks nothing. False: nothing was changed, and nothing is recorded.
 
-create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1)
+create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1, p_actor text default null)
 returns boolean
 language plpgsql
 as $$
@@ -12,7 +12,7 @@ begin
     insert into pgqueue.audit (at, actor, db_role, action, filter, changed, via)
     values (
         pgqueue._clock(),
-        pgqueue._actor(),
+        coalesce(p_actor, pgqueue._actor()),
         session_user,
         p_action,
         jsonb_strip_nulls(

@@ -64,7 +64,6 @@ language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_actor text := coalesce(current_setting('pgqueue.actor', true), '');
     v_breaker record;
     v_open record;
     v_ends record;
@@ -155,12 +154,11 @@ begin
         end if;
         raise warning 'pgqueue: the breaker of % % %: %',
             v_breaker.kind, v_breaker.target, coalesce('is open for ' || v_pause, 'is closed'), v_why;
-        perform set_config('pgqueue.actor', 'breaker', true);
         perform pgqueue._audit(
             case when v_pause is null then 'close_breaker' else 'open_breaker' end,
-            jsonb_build_object('kind', v_breaker.kind, 'target', v_breaker.target, 'pause', v_pause, 'reason', v_why)
+            jsonb_build_object('kind', v_breaker.kind, 'target', v_breaker.target, 'pause', v_pause, 'reason', v_why),
+            p_actor => 'breaker'
         );
-        perform set_config('pgqueue.actor', v_actor, true);
     end loop;
 end
 $$;
