@@ -12,6 +12,18 @@ as $$
     select l.target from pgqueue.limits l where l.kind = 'limit_key' and num_nonnulls(variadic p_limit_keys) > 0
 $$;
 
+-- Inlined: no SET, and stable. The first job that a limit or a pause blocks, in the order in which they are released.
+create or replace function pgqueue._first_blocked_on(p_name text)
+returns table (priority smallint, cost integer)
+language sql stable parallel safe rows 1
+as $$
+    select j.priority, j.cost
+    from pgqueue.jobs j
+    where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
+    order by j.blocked_on, j.priority desc, j.ready_at, j.id
+    limit 1
+$$;
+
 -- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
 -- not show the jobs that were blocked since: then the next claim or maintain does it, and also where costs decide which of
 -- them may start.
@@ -40,14 +52,8 @@ begin
             group by l.name
             offset 0
         ) n
-        left join lateral (
-            select true as is_waiting
-            from pgqueue.jobs b
-            where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = n.name
-            order by b.blocked_on, b.priority desc, b.ready_at, b.id
-            limit 1
-        ) w on true
-        where v_old or w.is_waiting
+        left join lateral pgqueue._first_blocked_on(n.name) w on true
+        where v_old or w.priority is not null
         order by n.name
     loop
         if v_old or v_limit.is_costed then
@@ -169,11 +175,7 @@ begin
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
         select v_name, v_next_at, v_timed
-        where exists (
-            select
-            from pgqueue.jobs j
-            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = v_name
-        );
+        where exists (select from pgqueue._first_blocked_on(v_name));
     end loop;
     return v_released;
 end

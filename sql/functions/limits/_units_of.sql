@@ -166,16 +166,7 @@ begin
             1
         );
     end if;
-    return coalesce(
-        (
-            select coalesce(b.cost, 1)
-            from pgqueue.jobs b
-            where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = p_name
-            order by b.blocked_on, b.priority desc, b.ready_at, b.id
-            limit 1
-        ),
-        1
-    );
+    return coalesce((select b.cost from pgqueue._first_blocked_on(p_name) b), 1);
 end
 $$;
 

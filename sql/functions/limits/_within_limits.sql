@@ -210,15 +210,7 @@ begin
         bool_or(n.burst is not null)
     into limits, names, useful, has_rates, has_buckets
     from (
-        select
-            m.*,
-            (
-                select b.priority
-                from pgqueue.jobs b
-                where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = m.name
-                order by b.blocked_on, b.priority desc, b.ready_at, b.id
-                limit 1
-            ) as waiting
+        select m.*, (select b.priority from pgqueue._first_blocked_on(m.name) b) as waiting
         from (
             select
                 l.name, l.kind, l.target, l.max_executing, l.rate, l.per, sum(j.wanted)::integer as wanted, l.max_cost, l.burst,
