@@ -90,15 +90,12 @@ create or replace function pgqueue._ended_before(p_now timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe
 as $$
-declare
-    v_snapshot pg_snapshot := pg_current_snapshot();
 begin
-    if exists (select from pgqueue.head_marks m where m.reason = 'clock') then
-        return null;
-    end if;
     -- As for heads, a second behind.
     return (
-        select h.at - interval '1 s' from pgqueue._safe_horizon(v_snapshot, pgqueue._running_xids(v_snapshot), p_now, false) h
+        select h.at - interval '1 s'
+        from pgqueue._safe_horizon(pg_current_snapshot(), pgqueue._running_xids(pg_current_snapshot()), p_now, false) h
+        where not exists (select from pgqueue.head_marks m where m.reason = 'clock')
     );
 end
 $$;
