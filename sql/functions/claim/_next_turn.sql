@@ -1,7 +1,7 @@
 -- Drawing: which queue each slot of a claim serves, where queues have weights or the strategy asks for it.
 -- What goes from round to round is a pgqueue.draw. turns: the queues to serve, in order, each with the slots that drew it; the
 -- first one is being served. among: the queues in which a job may be due. undrawn: slots that draw again once all turns are
--- over. jobs: what was claimed; filled: the slots that each queue filled.
+-- over. jobs: what was claimed; filled: the slots that each queue filled in earlier turns.
 -- Where there are more than 64 lanes, a claim that serves all queues draws among those of the next 64 in turn, over all
 -- priorities (round), and, by weight, also among all that have a weight. share: how many each of the 64 without a weight stands
 -- for.
@@ -15,7 +15,8 @@ language plpgsql
 as $$
 declare
     v_draw pgqueue.draw := p_draw;
-    v_rest integer[];
+    v_turn pgqueue.turn;
+    v_used integer;
     v_due_lanes integer;
     v_lanes pgqueue.due_lane[];
     v_round pgqueue.lane_round;
@@ -45,14 +46,18 @@ begin
             ) a
             where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > p_now)
         );
-    elsif p_free > 0 and v_draw.turns <> '{}' then
-        -- The queue has too few jobs.
-        v_draw.among := array_remove(v_draw.among, v_draw.turns[1].queue);
-        v_rest := v_draw.turns[1].slots[cardinality(v_draw.turns[1].slots) - p_free + 1:];
-        if p_strategy = 'lag' and cardinality(v_draw.turns) > 1 then
-            v_draw.turns[2].slots := v_rest;
-        else
-            v_draw.undrawn := v_draw.undrawn || v_rest;
+    elsif v_draw.turns <> '{}' then
+        v_turn := v_draw.turns[1];
+        v_used := cardinality(v_turn.slots) - p_free;
+        v_draw.filled := v_draw.filled || row(v_turn.queue, v_turn.slots[:v_used])::pgqueue.turn;
+        if p_free > 0 then
+            -- The queue has too few jobs.
+            v_draw.among := array_remove(v_draw.among, v_turn.queue);
+            if p_strategy = 'lag' and cardinality(v_draw.turns) > 1 then
+                v_draw.turns[2].slots := v_turn.slots[v_used + 1:];
+            else
+                v_draw.undrawn := v_draw.undrawn || v_turn.slots[v_used + 1:];
+            end if;
         end if;
     end if;
     v_draw.turns := coalesce(v_draw.turns[2:], '{}');
@@ -103,27 +108,8 @@ begin
 end
 $$;
 
--- Notes which jobs p_started of the p_free free slots of the first turn have started.
-create or replace function pgqueue._fill_turn(
-    p_draw pgqueue.draw, p_free integer, p_jobs pgqueue.claimed_job[], p_started integer
-)
-returns pgqueue.draw
-language plpgsql immutable parallel safe
-as $$
-declare
-    v_draw pgqueue.draw := p_draw;
-    v_turn pgqueue.turn := p_draw.turns[1];
-    v_used integer := cardinality(v_turn.slots) - p_free;
-begin
-    v_turn.slots := v_turn.slots[v_used + 1:v_used + p_started];
-    v_draw.jobs := v_draw.jobs || p_jobs;
-    v_draw.filled := v_draw.filled || v_turn;
-    return v_draw;
-end
-$$;
-
 -- A slot that drew again may come before the slots that its new queue has. The jobs of a queue keep their order, and those of
--- a batch share their slot.
+-- a batch share their slot. A claim that is full ends within a turn, of which each slot is filled then.
 create or replace function pgqueue._in_turn(p_draw pgqueue.draw)
 returns setof pgqueue.claimed_job
 language plpgsql immutable parallel safe rows 100
@@ -142,7 +128,7 @@ begin
     ) j
     join (
         select f.queue, s.slot, row_number() over (partition by f.queue order by s.slot) as k
-        from unnest(p_draw.filled) f
+        from unnest(p_draw.filled || p_draw.turns[1]) f
         cross join lateral unnest(f.slots) s (slot)
     ) s on s.queue = (j.job).queue and s.k = j.k
     order by s.slot, j.n;

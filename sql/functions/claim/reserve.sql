@@ -107,7 +107,7 @@ begin
                 into v_jobs, v_started, v_again, v_skipped
                 from pgqueue._take_keyed(v_rows, v_found.candidates, v_starts, v_now, reserve.worker, reserve.lease) t;
                 if v_draw.turns <> '{}' then
-                    v_draw := pgqueue._fill_turn(v_draw, v_want, v_jobs, v_started);
+                    v_draw.jobs := v_draw.jobs || v_jobs;
                 else
                     return query select j.* from unnest(v_jobs) j;
                 end if;
