@@ -76,8 +76,6 @@ declare
     -- For each of them its slot.
     v_slots integer[];
     v_got pgqueue.claimed_job[];
-    v_job pgqueue.claimed_job;
-    v_at record;
 begin
     if v_starts is null then
         begin
@@ -121,6 +119,11 @@ begin
             else
                 v_got := array(select t from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t);
             end if;
+            for v_n in 1..cardinality(v_got) loop
+                exit when v_start.opens;
+                -- The keys of a batch have the leader of its first one.
+                v_got[v_n].leader := v_taken[array_position(v_slots, v_start.slot)].leader;
+            end loop;
             v_taken := v_taken || v_got;
             v_slots := v_slots || array_fill(v_start.slot, array[cardinality(v_got)]);
         exception
@@ -134,20 +137,7 @@ begin
                 where j.ctid = v_start.row_ctid;
         end;
     end loop;
-    started := 0;
-    for v_at in
-        select u.n, row_number() over of_slot = 1 as is_first, first_value(u.n) over of_slot as first
-        from unnest(v_slots) with ordinality u (slot, n)
-        window of_slot as (partition by u.slot order by u.n)
-        order by u.slot, u.n
-    loop
-        v_job := v_taken[v_at.n];
-        started := started + v_at.is_first::integer;
-        if v_job.leader is not null then
-            -- The keys of a batch have the leader of its first one.
-            v_job.leader := v_taken[v_at.first].id;
-        end if;
-        jobs := jobs || v_job;
-    end loop;
+    jobs := array(select v_taken[u.n] from unnest(v_slots) with ordinality u (slot, n) order by u.slot, u.n);
+    started := (select count(distinct u.slot)::integer from unnest(v_slots) u (slot));
 end
 $$;
