@@ -32,9 +32,7 @@ begin
         insert into pgqueue.dedupe_keys (task, dedupe, job_id, until)
         values (p_job.task, p_job.dedupe, p_job.id, v_until)
         on conflict (task, dedupe) do nothing;
-        if found then
-            exit;
-        end if;
+        exit when found;
 
         -- In one snapshot: a job that ends takes its row with it.
         select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives into v_existing
@@ -43,9 +41,7 @@ begin
         -- + 0: with the plain column the planner might walk the index of job ids, through all keys.
         order by d.job_id + 0 desc
         limit 1;
-        if not found then
-            continue;
-        end if;
+        continue when not found;
 
         v_is_free := v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives);
         if v_is_free or p_on_conflict = 'supersede' then
