@@ -32,10 +32,9 @@ as $$
                     when 'list' then p_delays[least(p_retries + 1, cardinality(p_delays))]
                     else coalesce(p_delay, interval '30 s') + make_interval(secs => least(power(n.retries, 5), 31536000))
                 end,
-                coalesce(p_cap, case n.policy
-                    when 'doubling' then interval '1 hour'
-                    when 'exponential' then greatest(p_delay, interval '1 day')
-                    when 'sidekiq' then greatest(p_delay, interval '1 day')
+                coalesce(p_cap, case
+                    when n.policy = 'doubling' then interval '1 hour'
+                    when n.policy in ('exponential', 'sidekiq') then greatest(p_delay, interval '1 day')
                 end)
             ) as capped
         from (select coalesce(p_policy, 'exponential') as policy, p_retries::double precision as retries) n

@@ -200,13 +200,10 @@ returns jsonb
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select nullif(
-        jsonb_strip_nulls(
-            jsonb_build_object(
-                'policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue, 'cap', extract(epoch from p_cap)
-            )
-        ),
-        '{}'
+    select jsonb_strip_nulls(
+        jsonb_build_object(
+            'policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue, 'cap', extract(epoch from p_cap)
+        )
     )
 $$;
 
