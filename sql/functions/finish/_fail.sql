@@ -65,10 +65,7 @@ begin
             v_attempts := v_attempts || v_attempt;
             continue;
         end if;
-        v_members := null;
-        if v_attempt.members is not null then
-            v_members := pgqueue._part_members(v_attempt);
-        end if;
+        v_members := case when v_attempt.members is not null then pgqueue._part_members(v_attempt) end;
         if v_attempt.state = 'failed' then
             v_attempt.ready_at := case
                 when v_attempt.retry_budget is null then pgqueue._ready_at(pgqueue._after(pgqueue._clock(), v_attempt.retry_in))
