@@ -18,15 +18,12 @@ begin
     perform pgqueue._check_delay(release.delay);
 
     select array_agg(h.id) into v_held
-    from (
-        select l.id
-        from unnest(release.job_ids, release.reservations) w (id, reservation)
-        cross join lateral (
-            select j.id
-            from pgqueue.jobs j
-            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
-            for update skip locked
-        ) l
+    from unnest(release.job_ids, release.reservations) w (id, reservation)
+    cross join lateral (
+        select j.id
+        from pgqueue.jobs j
+        where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+        for update skip locked
     ) h;
     v_held := pgqueue._whole_batches(v_held);
     perform pgqueue._put_back(v_held, release.delay, false, false);
