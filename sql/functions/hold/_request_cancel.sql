@@ -11,9 +11,6 @@ declare
     v_workers text[];
     v_count bigint;
 begin
-    if p_job_ids is null then
-        return 0::bigint;
-    end if;
     with asked as (
         update pgqueue.jobs j
         set cancel_requested_at = coalesce(j.cancel_requested_at, v_now)

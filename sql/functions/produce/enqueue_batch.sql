@@ -36,9 +36,6 @@ begin
             'Give jobs as jsonb[], one object of options for each job, such as {"task": "resize", "args": {"id": 1}}.'
         );
     end if;
-    if cardinality(enqueue_batch.jobs) = 0 then
-        return;
-    end if;
     v_plain.created_at := v_now;
     v_plain.run_at := v_now;
     v_plain.ready_at := v_now;
