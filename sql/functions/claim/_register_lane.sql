@@ -25,14 +25,13 @@ language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_lane record;
     v_fair boolean;
+    v_is_known boolean;
 begin
-    select bool_or(l.is_fair) as is_fair, bool_or(l.until > v_now and l.due_from <= p_ready_at) as is_known into v_lane
+    select bool_or(l.is_fair), bool_or(l.until > v_now and l.due_from <= p_ready_at) into v_fair, v_is_known
     from pgqueue.lanes l
     where l.queue = p_queue and l.priority = p_priority;
-    v_fair := v_lane.is_fair;
-    if v_lane.is_known is not true then
+    if v_is_known is not true then
         insert into pgqueue.lanes (queue, priority, is_fair, until)
         values (
             p_queue, p_priority,

@@ -11,9 +11,8 @@ declare
 begin
     perform pgqueue._follow_roles();
     delete from pgqueue.grants g where g.role = revoke_access.role and g.kind = revoke_access.kind;
-    v_found := found;
-    perform pgqueue._audit(
-        'revoke_access', jsonb_build_object('kind', revoke_access.kind, 'role', revoke_access.role), v_found::integer::bigint
+    v_found := pgqueue._audit(
+        'revoke_access', jsonb_build_object('kind', revoke_access.kind, 'role', revoke_access.role), found::integer
     );
     if v_found and exists (select from pg_roles r where r.rolname = revoke_access.role) then
         execute format('revoke all on all functions in schema pgqueue from %I', revoke_access.role);
