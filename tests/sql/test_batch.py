@@ -170,6 +170,21 @@ def test_a_batch_of_none_does_nothing(conn: psycopg.Connection) -> None:
     assert batch(conn) == []
 
 
+def test_where_all_or_none_are_wanted_a_refused_job_undoes_the_others(conn: psycopg.Connection) -> None:
+    good, bad = Jsonb({"task": "t"}), Jsonb({"task": "t", "priority": 1000})
+    rows = table(conn, "enqueue_all", [good, bad, good])
+    assert [(row.ord, row.job_id, row.outcome) for row in rows] == [
+        (1, None, "undone"),
+        (2, None, "error"),
+        (3, None, "undone"),
+    ]
+    assert [row.error is None for row in rows] == [True, False, True]
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
+    rows = table(conn, "enqueue_all", [good, good])
+    assert outcomes(rows) == ["inserted"] * 2
+    assert [row.job_id for row in rows] == ids(reserve(conn, 2))
+
+
 def test_a_batch_is_rolled_back_with_the_callers_transaction(database: Database, conn: psycopg.Connection) -> None:
     own = database.connect(autocommit=False)
     batch(own, {"task": "t"}, {"task": "t", "dedupe": "d"})

@@ -9,6 +9,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_results jsonb;
+    v_is_undone boolean := false;
 begin
     begin
         v_results := (select jsonb_agg(to_jsonb(b) order by b.ord) from pgqueue.enqueue_batch(enqueue_all.jobs) b);
@@ -16,16 +17,14 @@ begin
             raise sqlstate 'PQ000';
         end if;
     exception when sqlstate 'PQ000' then
-        v_results := (
-            select jsonb_agg(
-                case when r.row ->> 'outcome' = 'error' then r.row else r.row || '{"job_id": null, "outcome": "undone"}' end
-                order by r.n
-            )
-            from jsonb_array_elements(v_results) with ordinality r (row, n)
-        );
+        v_is_undone := true;
     end;
     return query
-    select r.ord, r.job_id, r.outcome, r.error
+    select
+        r.ord,
+        case when not v_is_undone then r.job_id end,
+        case when v_is_undone and r.outcome <> 'error' then 'undone' else r.outcome end,
+        r.error
     from jsonb_to_recordset(v_results) r (ord bigint, job_id bigint, outcome text, error jsonb)
     order by r.ord;
 end
