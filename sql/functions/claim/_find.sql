@@ -104,7 +104,7 @@ begin
     ) f;
     -- Where slots draw their queues, each is found by itself.
     if v_lanes is not null
-        and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, null, 'weighted')))
+        and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, 'weighted')))
     then
         foreach v_lane in array v_lanes loop
             if v_lane.resumed and v_lane.is_fair and rows <> '{}' then

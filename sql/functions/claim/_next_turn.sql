@@ -160,19 +160,16 @@ $$;
 
 -- Whether each slot of a claim draws a queue. With equal weights none does: the highest priority over all queues goes
 -- first.
-create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
+create or replace function pgqueue._draws_slots(p_queues text[], p_strategy text)
 returns boolean
 language plpgsql stable parallel safe
 as $$
 begin
-    if p_strategy <> 'weighted' then
-        return p_strategy = 'round_robin';
-    end if;
-    if p_weights is not null then
-        return exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]);
-    end if;
     -- Few queues have a weight; a weight of 1 is the default.
-    return exists (select from pgqueue.queues q where q.weight <> 1 and (p_queues is null or q.name = any (p_queues)));
+    return p_strategy = 'round_robin' or (
+        p_strategy = 'weighted'
+        and exists (select from pgqueue.queues q where q.weight <> 1 and (p_queues is null or q.name = any (p_queues)))
+    );
 end
 $$;
 

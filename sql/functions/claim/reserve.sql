@@ -80,7 +80,7 @@ begin
                 reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null,
                 case when v_draw.turns is null then v_round.lanes else pgqueue._lanes_of(array[v_draw.turns[1].queue], v_now) end
             ) f;
-            v_goes_on := v_found.is_unread and not coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted'));
+            v_goes_on := v_found.is_unread and not coalesce(v_draws, pgqueue._draws_slots(reserve.queues, 'weighted'));
             continue when v_goes_on;
         end if;
         v_rows := v_found.rows;
@@ -123,7 +123,7 @@ begin
         exit when v_again and v_want > 0 and v_size is null and v_draw.turns is null;
         v_again := false;
         continue when v_size is not null;
-        if v_draw.turns is not null or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted'))) then
+        if v_draw.turns is not null or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, 'weighted'))) then
             v_draw := pgqueue._next_turn(v_draw, v_want, reserve.queues, reserve.weights, reserve.strategy, v_now);
             v_want := coalesce(cardinality(v_draw.turns[1].slots), v_free);
             -- In the end nothing is drawn, and a last round finds the reasons to look further.
@@ -209,7 +209,7 @@ begin
     end if;
     return case
         when p_strategy <> 'weighted' then p_strategy <> 'strict'
-        when p_weights is not null then pgqueue._draws_slots(p_queues, p_weights, p_strategy)
+        when p_weights is not null then coalesce(p_weights[1] <> any (p_weights), false)
     end;
 end
 $$;

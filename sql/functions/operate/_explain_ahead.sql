@@ -192,7 +192,7 @@ as $$
         from (
             select distinct
                 w.queues, coalesce(w.info ->> 'strategy', 'weighted') as strategy,
-                w.info ? 'weights' or pgqueue._draws_slots(w.queues, null, coalesce(w.info ->> 'strategy', 'weighted')) as draws
+                w.info ? 'weights' or pgqueue._draws_slots(w.queues, coalesce(w.info ->> 'strategy', 'weighted')) as draws
             from pgqueue._living_workers_of(p_job.queue, p_now) w
         ) d
     ),
