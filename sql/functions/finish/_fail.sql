@@ -61,17 +61,15 @@ begin
         v_attempt.may_ask := v_may_ask;
         v_attempt := pgqueue._decide_retry(v_attempt, p_strict);
         v_may_ask := v_attempt.may_ask;
-        if v_attempt.state = 'undecided' then
-            v_attempts := v_attempts || v_attempt;
-            continue;
-        end if;
-        v_members := case when v_attempt.members is not null then pgqueue._part_members(v_attempt) end;
+        v_members := case
+            when v_attempt.members is not null and v_attempt.state <> 'undecided' then pgqueue._part_members(v_attempt)
+        end;
         if v_attempt.state = 'failed' then
             v_attempt.ready_at := case
                 when v_attempt.retry_budget is null then pgqueue._ready_at(pgqueue._after(pgqueue._clock(), v_attempt.retry_in))
                 else pgqueue._within_budget(v_attempt.queue, v_attempt.retry_in, v_attempt.retry_budget)
             end;
-        elsif v_attempt.members is not null then
+        elsif v_members is not null then
             perform pgqueue._finish(
                 array[v_attempt.job_id], array[v_attempt.reservation], true, v_attempt.state::pgqueue.job_state, null,
                 v_attempt.error
