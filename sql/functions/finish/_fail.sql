@@ -194,19 +194,15 @@ declare
         when 'cancelled' then not p_attempt.cancel
         else false
     end;
-    v_cancelled bigint[];
-    v_reservations bigint[];
     v_left bigint[];
     v_ready_at timestamptz;
 begin
-    select array_agg(c.id), array_agg(c.reservation) into v_cancelled, v_reservations
+    perform pgqueue._finish(array_agg(c.id), array_agg(c.reservation), true, 'cancelled')
     from pgqueue._lock_members(p_attempt.members) f
     cross join lateral (
         select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
-    ) c;
-    if v_cancelled is not null then
-        perform pgqueue._finish(v_cancelled, v_reservations, true, 'cancelled');
-    end if;
+    ) c
+    having count(*) > 0;
     v_left := array(select f.id from pgqueue._lock_members(p_attempt.members) f);
     if v_alone then
         v_ready_at := pgqueue._ready_at(null);
