@@ -160,16 +160,14 @@ begin
         return;
     end if;
     perform pgqueue._note_open_claims(v_ids, v_queues, v_keys);
-    select array_agg(b.queue), array_agg(b.key) into v_queues, v_keys
+    perform pgqueue._release_next(array_agg(b.queue), array_agg(b.key), null)
     from (
         select w.queue, w.key, min(w.id) as id
         from unnest(v_ids, v_queues, v_keys) w (id, queue, key)
         group by w.queue, w.key
     ) b
-    cross join lateral pgqueue._first_blocked(b.queue, b.key, 0, b.id) f;
-    if v_queues is not null then
-        perform pgqueue._release_next(v_queues, v_keys, null);
-    end if;
+    cross join lateral pgqueue._first_blocked(b.queue, b.key, 0, b.id) f
+    having count(*) > 0;
 end
 $$;
 
