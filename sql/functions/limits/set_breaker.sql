@@ -26,9 +26,7 @@ declare
     end;
 begin
     perform pgqueue._check_limit(set_breaker.kind, set_breaker.target, '{task,limit_key}');
-    if v_wrong is not null then
-        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
-    end if;
+    perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     insert into pgqueue.breakers as b (kind, target, failures, of, pause)
     values (set_breaker.kind, set_breaker.target, set_breaker.failures, set_breaker.of, set_breaker.pause)
     on conflict (kind, target) do update

@@ -36,9 +36,7 @@ begin
             'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per),
             'Give per as an interval, such as ''1 min''.']
     end;
-    if v_wrong is not null then
-        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
-    end if;
+    perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     perform pgqueue._check_range(w.what, w.units, 1, 1000000000, format('Give %s within this range.', w.what))
     from (values ('rate', set_limit.rate), ('max_cost', set_limit.max_cost), ('burst', set_limit.burst)) w (what, units)
     where w.units is not null;
