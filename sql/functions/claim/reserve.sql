@@ -224,26 +224,25 @@ create or replace function pgqueue._move_heads_of(
 returns void
 language plpgsql
 as $$
-declare
-    v_sub_lanes pgqueue.sub_lane[] := array(
-        select distinct row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
-        from generate_series(
-            greatest(floor(p_chance)::integer, 0) + 1, cardinality(p_rows), case when p_chance < 0 then 1 else 47 end
-        ) w (n)
-        join pgqueue.jobs j on j.ctid = p_rows[w.n]
-        cross join lateral (
-            select j.queue, j.priority, j.resumed
-            union all
-            select pgqueue._head_name(j.queue, j.lane_key), (j.priority + 1000)::smallint, false
-            where p_chance < 0 and j.lane_key is not null and not j.resumed
-        ) l
-    );
 begin
     perform pgqueue._propose_horizon(p_began, p_newest_id);
     if statement_timestamp() > transaction_timestamp() or pg_try_advisory_xact_lock(pgqueue._lock_class(), 4) then
         perform pgqueue._move_heads(
-            v_sub_lanes || row('', 0::smallint, false)::pgqueue.sub_lane
-                || case when p_keyed then array[row('', 1::smallint, false)::pgqueue.sub_lane] end,
+            array(
+                select distinct row(l.queue, l.priority, l.resumed)::pgqueue.sub_lane
+                from generate_series(
+                    greatest(floor(p_chance)::integer, 0) + 1, cardinality(p_rows), case when p_chance < 0 then 1 else 47 end
+                ) w (n)
+                join pgqueue.jobs j on j.ctid = p_rows[w.n]
+                cross join lateral (
+                    select j.queue, j.priority, j.resumed
+                    union all
+                    select pgqueue._head_name(j.queue, j.lane_key), (j.priority + 1000)::smallint, false
+                    where p_chance < 0 and j.lane_key is not null and not j.resumed
+                ) l
+            )
+            || row('', 0::smallint, false)::pgqueue.sub_lane
+            || case when p_keyed then array[row('', 1::smallint, false)::pgqueue.sub_lane] end,
             true
         );
     end if;
