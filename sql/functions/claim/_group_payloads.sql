@@ -87,18 +87,17 @@ begin
                 select
                     b.*,
                     sum(b.opens::integer) over (order by b.n) as slot,
-                    case when b.size is null then b.n::text else concat_ws(' ', (b.place - 1) / b.size, b.size, b.task) end as batch
+                    case when b.size is null then b.n::text else concat_ws(' ', b.part, b.size, b.task) end as batch
                 from (
-                    select k.*, k.size is null or (k.place - 1) % k.size = 0 as opens
-                    from (
-                        select
-                            c.row_ctid, c.task, c.n, f.size,
-                            case when f.size is not null then 'gather' when c.key is not null then 'keyed' else 'plain' end as kind,
-                            row_number() over (partition by c.task, f.size order by c.n) as place
-                        from unnest(p_jobs) with ordinality
-                            c (row_ctid, id, queue, task, key, limit_key, is_expired, is_limited, n)
-                        left join unnest(p_firsts, p_sizes) f (row_ctid, size) on f.row_ctid = c.row_ctid
-                    ) k
+                    select
+                        c.row_ctid, c.task, c.n, f.size,
+                        case when f.size is not null then 'gather' when c.key is not null then 'keyed' else 'plain' end as kind,
+                        (row_number() over of_size - 1) / f.size as part,
+                        f.size is null or (row_number() over of_size - 1) % f.size = 0 as opens
+                    from unnest(p_jobs) with ordinality
+                        c (row_ctid, id, queue, task, key, limit_key, is_expired, is_limited, n)
+                    left join unnest(p_firsts, p_sizes) f (row_ctid, size) on f.row_ctid = c.row_ctid
+                    window of_size as (partition by c.task, f.size order by c.n)
                 ) b
             ) o
         ) s
