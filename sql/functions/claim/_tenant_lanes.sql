@@ -108,9 +108,7 @@ begin
     if not exists (select from pgqueue.tenant_lanes t where t.until <= v_now) then
         return 0::bigint;
     end if;
-    if not v_many then
-        v_safe := pgqueue._ended_before(v_now);
-    end if;
+    v_safe := case when not v_many then pgqueue._ended_before(v_now) end;
     with passed as materialized (
         select t.ctid as row_ctid, t.queue, t.priority, t.lane_key, t.due_from, t.until
         from pgqueue.tenant_lanes t

@@ -109,8 +109,7 @@ begin
 
     if exchange.max_jobs = 0 then
         return;
-    end if;
-    if exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
+    elsif exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
         return query
         select 'reserved', r.*, null::text
         from pgqueue.reserve(
