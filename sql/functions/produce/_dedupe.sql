@@ -147,12 +147,10 @@ begin
                 v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
             ) d;
         exception when lock_not_available then
-            v_wrong := pgqueue._dedupe_refusal(v_job, null);
+            outcome := 'refused';
         end;
         if outcome = 'refused' then
             v_wrong := pgqueue._dedupe_refusal(v_job, job_id);
-        end if;
-        if v_wrong is not null then
             perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);
         end if;
     end if;
