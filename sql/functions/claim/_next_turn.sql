@@ -186,7 +186,6 @@ language plpgsql rows 10
 as $$
 declare
     v_share integer := coalesce(p_draw.share, 1);
-    v_lanes pgqueue.due_lane[];
     v_due text[];
     v_start integer;
     v_slots integer[];
@@ -194,10 +193,9 @@ declare
     v_queues text[];
 begin
     if p_strategy = 'lag' then
-        v_lanes := pgqueue._lanes_of(p_draw.among, p_now);
         return query
         select l.queue, p_draw.undrawn
-        from pgqueue._due_lanes(p_draw.among, v_lanes, p_now) l
+        from pgqueue._due_lanes(p_draw.among, null, p_now) l
         group by l.queue
         order by min(l.lane_ready_at), l.queue;
         return;
