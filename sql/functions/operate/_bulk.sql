@@ -115,7 +115,7 @@ declare
     end;
     v_found record;
     v_live record;
-    v_ended record;
+    v_ended pgqueue.found_job[];
     v_rest record;
 begin
     perform pgqueue._require_read_committed(p_action);
@@ -169,29 +169,27 @@ begin
     end if;
     if p_action in ('delete_many', 'retry_many') then
         with wanted as materialized (select m.* from unnest(v_found.jobs) m where m.granularity is not null order by m.id)
-        select array_agg(l.id) as ids, array_agg(l.granularity) as granularities, array_agg(l.kept_until) as kept_untils
-        into v_ended
+        select array_agg(row(w.*)::pgqueue.found_job) into v_ended
         from wanted w
         cross join lateral (
-            select h.id, h.granularity, h.kept_until
+            select
             from pgqueue.history h
             where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id and h.state = any (v_states)
                 -- A group comes back with its members.
                 and (p_action <> 'retry_many' or h.task <> '@group')
             for update skip locked
         ) l;
-        if p_action = 'retry_many' and cardinality(v_ended.ids) < cardinality(v_found.jobs) then
-            select p.* into v_ended
-            from pgqueue._parents_first(v_found.jobs, v_ended.ids, v_ended.granularities, v_ended.kept_untils) p;
+        if p_action = 'retry_many' and cardinality(v_ended) < cardinality(v_found.jobs) then
+            v_ended := pgqueue._parents_first(v_found.jobs, v_ended);
         end if;
-        if p_action = 'delete_many' and v_ended.ids is not null then
-            changed := changed + pgqueue._delete_history(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
-        elsif v_ended.ids is not null then
-            changed := changed + pgqueue._requeue(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
+        if p_action = 'delete_many' and v_ended is not null then
+            changed := changed + pgqueue._delete_history(v_ended);
+        elsif v_ended is not null then
+            changed := changed + pgqueue._requeue(v_ended);
             -- What they had died of: see retry_fates().
             insert into pgqueue.retries (at, actor, task, class, fingerprint, job_ids)
             select pgqueue._clock(), pgqueue._actor(), d.task, d.class, d.fingerprint, array_agg(d.id order by d.id)
-            from unnest(v_ended.ids) w (id)
+            from unnest(v_ended) w
             cross join lateral (
                 select
                     j.id, j.task, j.errors -> -1 ->> 'class' as class,
@@ -201,7 +199,7 @@ begin
                 limit 1
             ) d
             group by d.task, d.class, d.fingerprint;
-            perform pgqueue._reopen_children(v_ended.ids);
+            perform pgqueue._reopen_children(array(select w.id from unnest(v_ended) w));
         end if;
     end if;
     perform pgqueue._audit(p_action, p_audited, changed);

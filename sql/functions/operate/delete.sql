@@ -13,14 +13,13 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 set enable_mergejoin = off
 as $$
 declare
-    v_position record;
-    v_count bigint;
+    v_ended pgqueue.found_job;
+    v_count bigint := pgqueue._delete_jobs(array[delete.job_id]);
 begin
-    v_count := pgqueue._delete_jobs(array[delete.job_id]);
     if v_count = 0 then
-        select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
+        select h.id, h.granularity, h.kept_until, false into v_ended from pgqueue.history h where h.id = delete.job_id for update;
         if found then
-            v_count := pgqueue._delete_history(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+            v_count := pgqueue._delete_history(array[v_ended]);
         end if;
     end if;
     return pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
@@ -80,8 +79,8 @@ begin
 end
 $$;
 
--- Deletes rows of history, named with what leads to their partitions, and returns how many.
-create or replace function pgqueue._delete_history(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
+-- Deletes rows of history, and returns how many.
+create or replace function pgqueue._delete_history(p_jobs pgqueue.found_job[])
 returns bigint
 language plpgsql
 as $$
@@ -90,7 +89,7 @@ declare
 begin
     with gone as (
         delete from pgqueue.history h
-        using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+        using unnest(p_jobs) w
         where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
         returning h.id, h.dedupe, h.depends_on, h.state, h.task, h.queue, h.retention
     )

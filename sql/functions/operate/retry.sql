@@ -24,7 +24,7 @@ begin
     if found then
         v_count := pgqueue._run_now(array[retry.job_id]);
     else
-        select h.id, h.granularity, h.kept_until, h.task into v_position
+        select row(h.id, h.granularity, h.kept_until, false)::pgqueue.found_job as job, h.task into v_position
         from pgqueue.history h
         where h.id = retry.job_id and h.state = any (v_ended)
         for update;
@@ -34,12 +34,10 @@ begin
                 'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
             );
         elsif found then
-            v_count := pgqueue._requeue(
-                array[v_position.id], array[v_position.granularity], array[v_position.kept_until], p_waits => true
-            );
+            v_count := pgqueue._requeue(array[v_position.job], p_waits => true);
         end if;
         if v_count > 0 and retry.dependents then
-            perform pgqueue._reopen_children(array[v_position.id]);
+            perform pgqueue._reopen_children(array[retry.job_id]);
         end if;
     end if;
     return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
@@ -86,8 +84,7 @@ $$;
 
 -- p_at_once: due now; else a job keeps its run_at. A group is blocked again. p_waits: see _retake_dedupe.
 create or replace function pgqueue._requeue(
-    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true,
-    p_waits boolean default false
+    p_jobs pgqueue.found_job[], p_at_once boolean default true, p_waits boolean default false
 )
 returns bigint
 language plpgsql
@@ -105,7 +102,7 @@ begin
     for v_lane in
         with gone as (
             delete from pgqueue.history h
-            using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+            using unnest(p_jobs) w
             where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
             returning h.*
         ),
@@ -173,12 +170,12 @@ begin
         end if;
     end if;
     if v_is_child then
-        perform pgqueue._block_again(p_ids);
+        perform pgqueue._block_again(array(select w.id from unnest(p_jobs) w));
     end if;
 
     for v_job in
         select l.id, l.task, l.dedupe
-        from unnest(p_ids) w (id)
+        from unnest(p_jobs) w
         cross join lateral (
             select j.id, j.task, j.dedupe from pgqueue.jobs j where j.id = w.id and j.dedupe is not null limit 1
         ) l

@@ -30,43 +30,43 @@ comment on function pgqueue.retry_many is
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them, or holds a job of this call for which they wait; left_over: matching jobs that remain, a lower bound unless is_exact.';
 
 -- A job that was ever reserved does not wait for its parents again: see _block_again.
-create or replace function pgqueue._parents_first(
-    p_found pgqueue.found_job[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
-    out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
-)
+create or replace function pgqueue._parents_first(p_found pgqueue.found_job[], p_locked pgqueue.found_job[])
+returns pgqueue.found_job[]
 language plpgsql stable parallel safe
 as $$
 begin
-    with recursive locked as materialized (
-        select f.id
-        from (select u.id from unnest(p_found) u except select u.id from unnest(p_ids) u (id)) f
-        cross join lateral (
-            -- A group comes back with its members.
-            select from pgqueue.history h
-            where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
-            limit 1
-        ) h
-    ),
-    waits as materialized (
-        select w.id, d.parent
-        from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
-        cross join lateral (
-            select x.depends_on
-            from pgqueue.history x
-            where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
-            limit 1
-        ) h
-        cross join lateral unnest(h.depends_on) d (parent)
-        where exists (select from locked)
-    ),
-    behind (id) as (
-        select l.id from locked l
-        union
-        select w.id from behind b join waits w on w.parent = b.id
-    )
-    select array_agg(w.id), array_agg(w.granularity), array_agg(w.kept_until) into ids, granularities, kept_untils
-    from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
-    left join behind b on b.id = w.id
-    where b.id is null;
+    return (
+        with recursive locked as materialized (
+            select f.id
+            from (select u.id from unnest(p_found) u except select u.id from unnest(p_locked) u) f
+            cross join lateral (
+                -- A group comes back with its members.
+                select from pgqueue.history h
+                where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
+                limit 1
+            ) h
+        ),
+        waits as materialized (
+            select w.id, d.parent
+            from unnest(p_locked) w
+            cross join lateral (
+                select x.depends_on
+                from pgqueue.history x
+                where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
+                limit 1
+            ) h
+            cross join lateral unnest(h.depends_on) d (parent)
+            where exists (select from locked)
+        ),
+        behind (id) as (
+            select l.id from locked l
+            union
+            select w.id from behind b join waits w on w.parent = b.id
+        )
+        select array_agg(w)
+        from unnest(p_locked) w
+        left join behind b on b.id = w.id
+        where b.id is null
+    );
 end
 $$;

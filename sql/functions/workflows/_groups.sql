@@ -161,9 +161,9 @@ returns void
 language plpgsql
 as $$
 declare
-    v_position record;
+    v_group pgqueue.found_job;
 begin
-    select h.id, h.granularity, h.kept_until into v_position
+    select h.id, h.granularity, h.kept_until, false into v_group
     from pgqueue.history h
     where h.id = p_id and h.task = '@group'
     for update skip locked;
@@ -173,7 +173,7 @@ begin
         end if;
         return;
     end if;
-    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+    perform pgqueue._requeue(array[v_group]);
     perform pgqueue._leave_notes('group', array[p_id]);
     perform pgqueue._reopen_children(array[p_id]);
 end

@@ -91,8 +91,7 @@ begin
     -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
     select
         array_agg(h.id) filter (where w.is_locked) as ids,
-        array_agg(h.granularity) filter (where w.is_locked) as granularities,
-        array_agg(h.kept_until) filter (where w.is_locked) as kept_untils,
+        array_agg(row(h.id, h.granularity, h.kept_until, false)::pgqueue.found_job) filter (where w.is_locked) as jobs,
         array_agg(h.id) filter (where not w.is_locked) as held
     into v_found
     from unnest(v_ids, v_are_locked) w (id, is_locked)
@@ -106,7 +105,7 @@ begin
     if v_found.ids is null then
         return '{}'::bigint[];
     end if;
-    perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
+    perform pgqueue._requeue(v_found.jobs, false);
     -- Members of groups come back after them.
     perform pgqueue._leave_notes(
         'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
@@ -130,7 +129,7 @@ begin
         return;
     end if;
     select
-        array_agg(l.id) as ids, array_agg(l.granularity) as granularities, array_agg(l.kept_until) as kept_untils,
+        array_agg(l.id) as ids, array_agg(row(l.id, l.granularity, l.kept_until, false)::pgqueue.found_job) as jobs,
         count(*) as members, max(l.id) as last
     into v_found
     from (
@@ -143,7 +142,7 @@ begin
         for update skip locked
     ) l;
     if v_found.members > 0 then
-        perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
+        perform pgqueue._requeue(v_found.jobs, false);
         perform pgqueue._leave_notes(
             'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
         );
