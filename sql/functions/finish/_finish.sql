@@ -140,7 +140,8 @@ end
 $$;
 
 -- In later statements than the one that removed the rows, whose snapshots show the jobs blocked meanwhile. Jobs without a key
--- pay nothing for that, and without limits there is one probe. p_executing: the jobs were executing.
+-- pay nothing for that, and without limits there is one probe. p_executing: the jobs were executing; p_state null: they are
+-- deleted.
 create or replace function pgqueue._follow_ends(
     p_ended pgqueue.ended_job[], p_executing boolean, p_state pgqueue.job_state, p_error jsonb
 )
@@ -163,7 +164,7 @@ begin
         (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members
     into v_more
     from unnest(p_ended) e;
-    if v_more.members is not null then
+    if v_more.members is not null and p_state is not null then
         perform pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
         from pgqueue._lock_members(v_more.members) m;
     end if;

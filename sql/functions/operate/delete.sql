@@ -43,34 +43,21 @@ begin
         delete from pgqueue.jobs j
         using wanted w
         where j.id = w.id and j.state <> v_executing
-        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers, j.task, j.retention
+        returning j.id, j.task, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers, j.retention
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
         array_agg(g.id) filter (where r.keep_for <= '0') as unkept,
-        array_agg(g.queue) filter (where g.key is not null) as queues,
-        array_agg(g.key) filter (where g.key is not null) as keys,
-        array_agg(g.id) filter (where g.key is not null) as keyed_ids,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children,
-        array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
-        array_agg(g.id) filter (where g.has_steps) as stepped,
-        array_agg(row(g.id, null, null, null, null, null, null, g.followers, true, null)::pgqueue.ended_job)
-            filter (where g.has_steps and g.followers is not null) as leaders
+        array_agg(row(g.id, g.task, g.queue, g.key, null, null, g.group_id, g.followers, g.has_steps, null)::pgqueue.ended_job)
+            filter (where num_nonnulls(g.key, g.group_id, g.has_steps) > 0) as more
     into v_gone
     from gone g
     cross join lateral pgqueue._retention_of('succeeded', g.retention, g.task, g.queue) r;
     perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
-    -- A later statement: its snapshot shows the jobs that are blocked behind these.
-    if v_gone.keys is not null then
-        perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
-    end if;
-    if v_gone.stepped is not null then
-        perform pgqueue._inherit_steps(l.id, l.followers) from unnest(v_gone.leaders) l;
-        perform pgqueue._drop_steps(v_gone.stepped);
-    end if;
-    if v_gone.group_ids is not null then
-        perform pgqueue._leave_groups(v_gone.group_ids, true);
+    if v_gone.more is not null then
+        perform pgqueue._follow_ends(v_gone.more, false, null, null);
     end if;
     if v_gone.ids <> '{}' and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, 'deleted');
