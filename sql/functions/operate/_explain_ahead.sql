@@ -138,21 +138,9 @@ begin
     select count(*) into v_jobs
     from (
         select
-        from (values (true), (false)) s (resumed)
-        cross join lateral pgqueue._head(p_job.queue, p_job.priority, s.resumed) h
-        cross join lateral (
-            select
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed') and j.queue = p_job.queue and j.priority = p_job.priority
-                and j.resumed = s.resumed and (j.ready_at, j.id) >= (h.head, h.head_id)
-                and (j.ready_at, j.id) < (
-                    case when s.resumed = p_job.resumed then p_job.ready_at else p_now end,
-                    case when s.resumed = p_job.resumed then p_job.id else 9223372036854775807 end
-                )
-            order by j.ready_at, j.id
-            limit 1000
-        ) j
-        where not v_is_in_turn and (s.resumed or not p_job.resumed)
+        from pgqueue._ready_jobs(p_job.queue, 1000, p_now) j
+        where not v_is_in_turn and j.priority = p_job.priority
+            and (not j.resumed, j.ready_at, j.id) < (not p_job.resumed, p_job.ready_at, p_job.id)
         union all
         select
         from pgqueue._head(pgqueue._head_name(p_job.queue, p_job.lane_key), (p_job.priority + 1000)::smallint, false) h
