@@ -14,11 +14,8 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from (
-        select cancel_many.queue, cancel_many.task, cancel_many.key, cancel_many.state, cancel_many.created_after,
-            cancel_many.created_before, cancel_many.everything, cancel_many.group_id
-    ) a
-    cross join lateral pgqueue._bulk('cancel_many', to_jsonb(a), cancel_many.job_ids, cancel_many.max_jobs, cancel_many.after) b
+    from (select queue, task, key, state, created_after, created_before, everything, group_id) a
+    cross join lateral pgqueue._bulk('cancel_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.cancel_many is

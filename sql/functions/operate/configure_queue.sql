@@ -19,11 +19,9 @@ as $$
         having not bool_or(a.is_fair)
     ) l
     where configure_queue.fair_by is not null;
-    select pgqueue._configure('queue', configure_queue.queue, to_jsonb(o), configure_queue.reset)
+    select pgqueue._configure('queue', queue, to_jsonb(o), reset)
     from (
-        select configure_queue.priority, configure_queue.weight, configure_queue.retention_succeeded,
-            configure_queue.retention_cancelled, configure_queue.retention_dead, configure_queue.retry_budget,
-            configure_queue.fair_by, configure_queue.max_share
+        select priority, weight, retention_succeeded, retention_cancelled, retention_dead, retry_budget, fair_by, max_share
     ) o
 $$;
 

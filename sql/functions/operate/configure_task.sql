@@ -17,13 +17,11 @@ returns boolean
 language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select pgqueue._configure('task', configure_task.task, to_jsonb(o), configure_task.reset)
+    select pgqueue._configure('task', task, to_jsonb(o), reset)
     from (
-        select configure_task.queue, configure_task.priority, configure_task.max_attempts, configure_task.retry_policy,
-            configure_task.retry_delay, configure_task.retry_jitter, configure_task.expires_in,
-            configure_task.retention_succeeded, configure_task.retention_cancelled, configure_task.retention_dead,
-            configure_task.retry_cap, configure_task.retry_delays, configure_task.retry_queue, configure_task.accumulate,
-            configure_task.batch_size, configure_task.timeout, configure_task.max_crashes, configure_task.store_result
+        select queue, priority, max_attempts, retry_policy, retry_delay, retry_jitter, expires_in, retention_succeeded,
+            retention_cancelled, retention_dead, retry_cap, retry_delays, retry_queue, accumulate, batch_size, timeout,
+            max_crashes, store_result
     ) o
 $$;
 

@@ -15,12 +15,8 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from (
-        select delete_many.queue, delete_many.task, delete_many.key, delete_many.state, delete_many.created_after,
-            delete_many.created_before, delete_many.finished_after, delete_many.finished_before, delete_many.everything,
-            delete_many.group_id
-    ) a
-    cross join lateral pgqueue._bulk('delete_many', to_jsonb(a), delete_many.job_ids, delete_many.max_jobs, delete_many.after) b
+    from (select queue, task, key, state, created_after, created_before, finished_after, finished_before, everything, group_id) a
+    cross join lateral pgqueue._bulk('delete_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.delete_many is

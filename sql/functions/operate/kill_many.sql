@@ -13,11 +13,8 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from (
-        select kill_many.queue, kill_many.task, kill_many.key, kill_many.state, kill_many.created_after,
-            kill_many.created_before, kill_many.everything
-    ) a
-    cross join lateral pgqueue._bulk('kill_many', to_jsonb(a), kill_many.job_ids, kill_many.max_jobs, kill_many.after) b
+    from (select queue, task, key, state, created_after, created_before, everything) a
+    cross join lateral pgqueue._bulk('kill_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.kill_many is

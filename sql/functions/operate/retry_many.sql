@@ -17,12 +17,8 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from (
-        select retry_many.queue, retry_many.task, retry_many.key, retry_many.state, retry_many.created_after,
-            retry_many.created_before, retry_many.finished_after, retry_many.finished_before, retry_many.everything,
-            retry_many.group_id
-    ) a
-    cross join lateral pgqueue._bulk('retry_many', to_jsonb(a), retry_many.job_ids, retry_many.max_jobs, retry_many.after) b
+    from (select queue, task, key, state, created_after, created_before, finished_after, finished_before, everything, group_id) a
+    cross join lateral pgqueue._bulk('retry_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.retry_many is

@@ -13,13 +13,8 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from (
-        select run_now_many.queue, run_now_many.task, run_now_many.key, run_now_many.state, run_now_many.created_after,
-            run_now_many.created_before, run_now_many.everything
-    ) a
-    cross join lateral pgqueue._bulk(
-        'run_now_many', to_jsonb(a), run_now_many.job_ids, run_now_many.max_jobs, run_now_many.after
-    ) b
+    from (select queue, task, key, state, created_after, created_before, everything) a
+    cross join lateral pgqueue._bulk('run_now_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.run_now_many is

@@ -11,10 +11,7 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
-    from pgqueue._search_by_id(
-        pgqueue._read_filter(search.filter, search.max_jobs, search.max_rows), false, search.before, search.max_jobs,
-        search.max_rows
-    ) f
+    from pgqueue._search_by_id(pgqueue._read_filter(filter, max_jobs, max_rows), false, before, max_jobs, max_rows) f
 $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is

@@ -8,10 +8,7 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
-    from pgqueue._search_by_id(
-        pgqueue._read_filter(search_oldest.filter, search_oldest.max_jobs, search_oldest.max_rows), true, search_oldest.after, search_oldest.max_jobs,
-        search_oldest.max_rows
-    ) f
+    from pgqueue._search_by_id(pgqueue._read_filter(filter, max_jobs, max_rows), true, after, max_jobs, max_rows) f
 $$;
 
 comment on function pgqueue.search_oldest(jsonb, bigint, integer, integer) is

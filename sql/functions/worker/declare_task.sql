@@ -19,16 +19,14 @@ as $$
     select pgqueue._check_name('task', declare_task.task);
     select w.is_written
     from (
-        select declare_task.queue, declare_task.priority, declare_task.max_attempts, declare_task.retry_policy,
-            declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in, declare_task.retention_succeeded,
-            declare_task.retention_cancelled, declare_task.retention_dead, declare_task.retry_cap, declare_task.retry_delays,
-            declare_task.retry_queue, declare_task.accumulate, declare_task.batch_size, declare_task.timeout,
-            declare_task.max_crashes, declare_task.store_result, declare_task.docs, declare_task.owner
+        select queue, priority, max_attempts, retry_policy, retry_delay, retry_jitter, expires_in, retention_succeeded,
+            retention_cancelled, retention_dead, retry_cap, retry_delays, retry_queue, accumulate, batch_size, timeout,
+            max_crashes, store_result, docs, owner
     ) o
     cross join lateral (
         select jsonb_object_agg('declared_' || e.name, e.value) as options from jsonb_each(to_jsonb(o)) e (name, value)
     ) d
-    cross join lateral pgqueue._write_options('task', declare_task.task, d.options, true) w
+    cross join lateral pgqueue._write_options('task', task, d.options, true) w
 $$;
 
 comment on function pgqueue.declare_task is
