@@ -1,6 +1,5 @@
--- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time.
+-- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time. See _bulk.
 --
--- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
 -- Notifies each worker once, however many of its jobs are asked to stop. Skips jobs that were asked before.
 
 create or replace function pgqueue.cancel_many(

@@ -1,6 +1,5 @@
--- delete_many: deletes jobs and rows of history, many at a time.
+-- delete_many: deletes jobs and rows of history, many at a time. See _bulk.
 --
--- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
 -- Executing jobs stay. Expired history is dropped with its partition; this call deletes rows before they expire.
 
 create or replace function pgqueue.delete_many(

@@ -1,6 +1,5 @@
--- kill_many: makes waiting, failed and blocked jobs dead, many at a time. It does not touch executing jobs.
+-- kill_many: makes waiting, failed and blocked jobs dead, many at a time. See _bulk. It does not touch executing jobs.
 --
--- Finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED), and never waits: see _bulk.
 -- Each job ends with an error of class Killed. The next job of its key takes its position.
 
 create or replace function pgqueue.kill_many(

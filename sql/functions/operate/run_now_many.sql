@@ -1,6 +1,5 @@
--- run_now_many: makes scheduled and failed jobs due now, many at a time.
+-- run_now_many: makes scheduled and failed jobs due now, many at a time. See _bulk.
 --
--- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
 -- Like after retry(), reserve reads these jobs before the rest of their lane, in id order.
 
 create or replace function pgqueue.run_now_many(

@@ -16,9 +16,7 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_changes jsonb := pgqueue._checked_changes(
-        update_job.args, update_job.run_at, update_job.priority, update_job.queue, update_job.limit_key
-    );
+    v_changes jsonb := pgqueue._checked_changes(args, run_at, priority, queue, limit_key);
     v_job pgqueue.jobs;
     v_ended record;
     v_changed bigint := 0::bigint;

@@ -1,7 +1,4 @@
--- update_many: changes what update_job changes, of many jobs that a filter fits.
---
--- Finds jobs without locks, then locks them in the order of their ids (FOR UPDATE SKIP LOCKED), and never waits. See _bulk
--- and update_job.
+-- update_many: changes what update_job changes, of many jobs that a filter fits. See _bulk and update_job.
 
 create or replace function pgqueue.update_many(
     filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,
@@ -13,27 +10,24 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_changes jsonb := pgqueue._checked_changes(
-        update_many.args, update_many.run_at, update_many.priority, update_many.queue, update_many.limit_key
-    );
-    v_filter pgqueue.job_filter;
+    v_changes jsonb := pgqueue._checked_changes(args, run_at, priority, queue, limit_key);
 begin
     if (case jsonb_typeof(update_many.filter) when 'object' then update_many.filter - 'states' = '{}' end) then
         perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.');
     end if;
-    v_filter := pgqueue._read_filter(
-        case
-            when update_many.filter ? 'states' then '{}'::jsonb
-            when v_changes - 'args' = '{}' then '{"states": ["waiting", "blocked", "failed"]}'
-            else '{"states": ["waiting", "blocked"]}'
-        end || update_many.filter,
-        update_many.max_jobs, 50000
-    );
     return query
     select a.changed, a.passed_over, a.next_after
     from pgqueue._act(
-        'update_many', v_filter, v_changes || jsonb_build_object('filter', update_many.filter), v_changes,
-        update_many.max_jobs, update_many.after
+        'update_many',
+        pgqueue._read_filter(
+            case
+                when filter ? 'states' then '{}'::jsonb
+                when v_changes - 'args' = '{}' then '{"states": ["waiting", "blocked", "failed"]}'
+                else '{"states": ["waiting", "blocked"]}'
+            end || filter,
+            max_jobs, 50000
+        ),
+        v_changes || jsonb_build_object('filter', filter), v_changes, max_jobs, after
     ) a;
 end
 $$;
