@@ -18,23 +18,20 @@ begin
     with numbers as materialized (select pgqueue.stats(recent => null) as document),
     -- Where there are thousands of queues, those with the most jobs.
     queues as (
-        select q.queue
+        select q.queue ->> 'queue' as name, q.queue
         from numbers n
         cross join jsonb_array_elements(n.document -> 'queues') q (queue)
         order by (q.queue ->> 'length')::bigint + (q.queue ->> 'executing')::bigint desc, q.queue ->> 'queue'
         limit 500
     ),
     living as materialized (select w.* from pgqueue._living_workers_of(null, v_now) w)
-    select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
+    select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.name, 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q
     cross join unnest('{waiting,due,scheduled,failed,blocked,executing,dead}'::text[]) s (state)
     where q.queue ? s.state
     union all
     select 'pgqueue_' || x.name, jsonb_build_object('queue', q.name) || x.labels, x.value
-    from (
-        select y.queue ->> 'queue' as name, y.queue, extract(epoch from v_now - (y.queue ->> 'counted_at')::timestamptz)::double precision as counted_age
-        from queues y
-    ) q
+    from queues q
     left join pgqueue.why_late() w on w.queue_name = q.name
     left join (
         -- An attempt that its worker has reported as running: every third of a lease.
@@ -47,7 +44,7 @@ begin
         values
             ('queue_lag_seconds', '{}'::jsonb, (q.queue ->> 'lag')::double precision),
             -- Only of queues that are not counted in each sample.
-            ('queue_counted_age_seconds', '{}', q.counted_age),
+            ('queue_counted_age_seconds', '{}', extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::float8),
             ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
             (
                 'queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')),
@@ -91,14 +88,11 @@ begin
     from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
     group by d.task, d.class, d.fingerprint
     union all
-    select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
+    select 'pgqueue_limit_' || x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'),
+        (l.part ->> x.name)::double precision
     from numbers n
     cross join jsonb_array_elements(n.document -> 'limits') l (part)
-    cross join lateral (
-        values
-            ('pgqueue_limit_executing', (l.part ->> 'executing')::double precision),
-            ('pgqueue_limit_parked', (l.part ->> 'parked')::double precision)
-    ) x (name, value)
+    cross join unnest('{executing,parked}'::text[]) x (name)
     union all
     select
         'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name),
