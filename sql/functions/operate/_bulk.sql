@@ -62,15 +62,13 @@ begin
             )
     ) r (is_wrong, message, detail, hint)
     where r.is_wrong;
-    if p_action = 'run_now_many' and cardinality(p_job_ids) = 1
-        and exists (select from pgqueue.jobs j where j.id = p_job_ids[1] and j.blocked_on = '@parents')
-    then
-        -- For a job that was named, the call is refused instead of skipping it.
-        perform pgqueue._refuse(
-            format('job %s waits for other jobs', p_job_ids[1]), (select e.detail from pgqueue.explain(p_job_ids[1]) e),
-            format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', p_job_ids[1]), '55000'
-        );
-    end if;
+    -- For a job that was named, the call is refused instead of skipping it.
+    perform pgqueue._refuse(
+        format('job %s waits for other jobs', j.id), (select e.detail from pgqueue.explain(j.id) e),
+        format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', j.id), '55000'
+    )
+    from pgqueue.jobs j
+    where p_action = 'run_now_many' and cardinality(p_job_ids) = 1 and j.id = p_job_ids[1] and j.blocked_on = '@parents';
     perform pgqueue._check_range(
         'max_jobs', p_max_jobs, 1, 10000, 'Give max_jobs within this range, and call again with after => next_after.'
     );
@@ -119,12 +117,11 @@ declare
     v_rest record;
 begin
     perform pgqueue._require_read_committed(p_action);
-    if p_after is not null and coalesce(p_after ->> 'id', '') !~ '^[0-9]{1,18}$' then
-        perform pgqueue._refuse(
-            'after was not returned by a call with these arguments', null,
-            'Give after as next_after of the last call, or leave it out.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'after was not returned by a call with these arguments', null,
+        'Give after as next_after of the last call, or leave it out.'
+    )
+    where p_after is not null and coalesce(p_after ->> 'id', '') !~ '^[0-9]{1,18}$';
     select array(select m from unnest(f.matches) m where not m.is_asked_to_stop) as jobs, f.next_id into v_found
     from pgqueue._search_by_id(p_filter, true, (p_after ->> 'id')::bigint, p_max_jobs, 50000) f;
     with wanted as materialized (select m.id from unnest(v_found.jobs) m where m.granularity is null order by m.id)

@@ -8,26 +8,23 @@ language plpgsql
 as $$
 declare
     v_function constant text := 'configure_' || p_of;
-    v_unknown text;
     v_row record;
 begin
     perform pgqueue._check_name(p_of, p_name);
-    select r.name into v_unknown from unnest(p_reset) r (name) where (p_options ? r.name) is not true limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
-            format(
-                'Give the names of options of %s(), such as ''{%s}''.', v_function,
-                (select min(k.name) from jsonb_object_keys(p_options) k (name))
-            )
-        );
-    end if;
-    if p_options ->> 'retry_policy' = 'function' then
-        perform pgqueue._refuse(
-            'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
-            'Call set_retry_function(task, function) as the owner.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'reset names an unknown option', format('It has %s.', coalesce(quote_literal(r.name), 'null')),
+        format(
+            'Give the names of options of %s(), such as ''{%s}''.', v_function,
+            (select min(k.name) from jsonb_object_keys(p_options) k (name))
+        )
+    )
+    from unnest(p_reset) r (name)
+    where (p_options ? r.name) is not true;
+    perform pgqueue._refuse(
+        'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
+        'Call set_retry_function(task, function) as the owner.'
+    )
+    where p_options ->> 'retry_policy' = 'function';
     select w.* into v_row
     from pgqueue._write_options(
         p_of, p_name,

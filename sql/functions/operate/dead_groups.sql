@@ -15,9 +15,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
 begin
-    if dead_groups.queue is not null then
-        perform pgqueue._check_name('queue', dead_groups.queue);
-    end if;
+    perform pgqueue._check_name('queue', dead_groups.queue) where dead_groups.queue is not null;
     perform pgqueue._check_range('max_jobs', dead_groups.max_jobs, 1, 100000, 'Give the number of dead jobs to read at most.');
     return query
     with keyed as (

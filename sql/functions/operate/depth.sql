@@ -10,9 +10,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
 begin
-    if depth.queue is not null then
-        perform pgqueue._check_name('queue', depth.queue);
-    end if;
+    perform pgqueue._check_name('queue', depth.queue) where depth.queue is not null;
     perform pgqueue._check_range('at_most', depth.at_most, 1, 1000000, 'Give the number at which counting may stop.');
     return (
         select count(*)::integer

@@ -10,12 +10,11 @@ as $$
 declare
     v_worker text := kill_worker.worker;
 begin
-    if num_nonnulls(kill_worker.worker, kill_worker.job_id) <> 1 then
-        perform pgqueue._refuse(
-            'either worker or job_id is needed', format('%s of them are given.', num_nonnulls(kill_worker.worker, kill_worker.job_id)),
-            'Give worker, its name, or job_id, a job that it executes.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'either worker or job_id is needed', format('%s of them are given.', num_nonnulls(worker, job_id)),
+        'Give worker, its name, or job_id, a job that it executes.'
+    )
+    where num_nonnulls(worker, job_id) <> 1;
     if kill_worker.job_id is not null then
         select j.reserved_by into v_worker
         from pgqueue.jobs j

@@ -28,35 +28,28 @@ language plpgsql stable
 as $$
 declare
     v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
-    v_unknown text;
     v_field text;
     v_patterns jsonb := '{}'::jsonb;
 begin
-    if jsonb_typeof(p_filter) is distinct from 'object' then
-        perform pgqueue._refuse(
-            'filter must be an object', format('It is %s.', coalesce(jsonb_typeof(p_filter), 'null')), 'Give filter as {"queues": ["mail"]}.'
-        );
-    end if;
-    select k.name into v_unknown
+    perform pgqueue._refuse(
+        'filter must be an object', format('It is %s.', coalesce(jsonb_typeof(p_filter), 'null')), 'Give filter as {"queues": ["mail"]}.'
+    )
+    where jsonb_typeof(p_filter) is distinct from 'object';
+    perform pgqueue._refuse(
+        'filter has an unknown field', format('It is %s.', quote_literal(left(k.name, 100))),
+        'Fields: ' || (select string_agg(f.name, ', ' order by f.name) from jsonb_object_keys(to_jsonb(v_filter)) f (name))
+    )
     from jsonb_object_keys(p_filter) k (name)
-    where not to_jsonb(v_filter) ? k.name
-    limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'filter has an unknown field', format('It is %s.', quote_literal(left(v_unknown, 100))),
-            'Fields: ' || (select string_agg(f.name, ', ' order by f.name) from jsonb_object_keys(to_jsonb(v_filter)) f (name))
-        );
-    end if;
+    where not to_jsonb(v_filter) ? k.name;
     v_filter := jsonb_populate_record(null::pgqueue.job_filter, p_filter);
     perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
     foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors,fingerprints,tenants,enqueued_by}'::text[] loop
         continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
-        if p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors')) then
-            perform pgqueue._refuse(
-                format('%s has a text that would fit every job', v_field), 'It is empty, or a star alone.',
-                format('Give texts that are not empty, or leave %s out.', v_field)
-            );
-        end if;
+        perform pgqueue._refuse(
+            format('%s has a text that would fit every job', v_field), 'It is empty, or a star alone.',
+            format('Give texts that are not empty, or leave %s out.', v_field)
+        )
+        where p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors'));
         v_patterns := v_patterns || jsonb_build_object(v_field, (
             select coalesce(jsonb_agg(case v_field
                 when 'errors' then '%' || l.pattern || '%'
@@ -80,21 +73,18 @@ begin
     v_filter := jsonb_populate_record(v_filter, v_patterns);
     v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
     v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
-    if v_filter.args = '{}' or '{}' = any (v_filter.args) then
-        perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.');
-    end if;
-    if p_max_jobs is null or p_max_jobs not between 1 and 10000 or p_max_rows is null or p_max_rows not between 1 and 1000000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
-            format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
-            'Give both within their ranges, and continue where the last call stopped.'
-        );
-    end if;
-    if cardinality(v_filter.groups) > 20 then
-        perform pgqueue._refuse(
-            'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
-        );
-    end if;
+    perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.')
+    where v_filter.args = '{}' or '{}' = any (v_filter.args);
+    perform pgqueue._refuse(
+        'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
+        format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
+        'Give both within their ranges, and continue where the last call stopped.'
+    )
+    where (p_max_jobs between 1 and 10000 and p_max_rows between 1 and 1000000) is not true;
+    perform pgqueue._refuse(
+        'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
+    )
+    where cardinality(v_filter.groups) > 20;
     return v_filter;
 exception
     when invalid_parameter_value then

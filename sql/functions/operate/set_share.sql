@@ -11,12 +11,10 @@ declare
     v_before integer;
 begin
     perform pgqueue._check_name('limit_key', set_share.limit_key, 512);
-    if set_share.weight is not null then
-        perform pgqueue._check_range(
-            'weight', set_share.weight, 1, 1000,
-            'Give weight as how many jobs the tenant starts in its turn; null takes it back to 1.'
-        );
-    end if;
+    perform pgqueue._check_range(
+        'weight', weight, 1, 1000, 'Give weight as how many jobs the tenant starts in its turn; null takes it back to 1.'
+    )
+    where weight is not null;
     select s.weight into v_before from pgqueue.shares s where s.limit_key = set_share.limit_key for update;
     if v_before is not distinct from set_share.weight then
         return false;
@@ -28,10 +26,7 @@ begin
         values (set_share.limit_key, set_share.weight)
         on conflict on constraint shares_pkey do update set weight = excluded.weight;
     end if;
-    return pgqueue._audit(
-        'set_share',
-        jsonb_build_object('limit_key', set_share.limit_key, 'before', v_before, 'after', set_share.weight), 1
-    );
+    return pgqueue._audit('set_share', jsonb_build_object('limit_key', limit_key, 'before', v_before, 'after', weight));
 end
 $$;
 

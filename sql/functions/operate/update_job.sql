@@ -53,12 +53,11 @@ begin
             get diagnostics v_changed = row_count;
         end if;
     end if;
-    if v_why is not null then
-        perform pgqueue._refuse(
-            format('job %s cannot be changed so', update_job.job_id), v_why,
-            'Jobs that were never started can be changed; failed and dead ones get other args.', '55000'
-        );
-    end if;
+    perform pgqueue._refuse(
+        format('job %s cannot be changed so', update_job.job_id), v_why,
+        'Jobs that were never started can be changed; failed and dead ones get other args.', '55000'
+    )
+    where v_why is not null;
     return pgqueue._audit('update_job', v_changes || jsonb_build_object('job_id', update_job.job_id), v_changed);
 end
 $$;
@@ -79,17 +78,11 @@ declare
     v_changes jsonb := jsonb_strip_nulls(jsonb_build_object('run_at', p_run_at, 'priority', p_priority, 'queue', p_queue))
         || case when p_limit_key is null then '{}' else jsonb_build_object('limit_key', nullif(p_limit_key, '')) end
         || case when p_args is null then '{}' else jsonb_build_object('args', p_args) end;
-    v_options pgqueue.job_options := jsonb_populate_record(null::pgqueue.job_options, v_changes || '{"task": "t"}');
 begin
-    if v_changes = '{}' then
-        perform pgqueue._refuse(
-            'nothing to change is given', null, 'Give args, run_at, priority, queue or limit_key.'
-        );
-    end if;
-    perform pgqueue._check_options(v_options);
-    if p_args is not null then
-        perform pgqueue._check_args(p_args);
-    end if;
+    perform pgqueue._refuse('nothing to change is given', null, 'Give args, run_at, priority, queue or limit_key.')
+    where v_changes = '{}';
+    perform pgqueue._check_options(jsonb_populate_record(null::pgqueue.job_options, v_changes || '{"task": "t"}'));
+    perform pgqueue._check_args(p_args) where p_args is not null;
     return v_changes;
 end
 $$;

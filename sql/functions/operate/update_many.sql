@@ -12,9 +12,8 @@ as $$
 declare
     v_changes jsonb := pgqueue._checked_changes(args, run_at, priority, queue, limit_key);
 begin
-    if (case jsonb_typeof(update_many.filter) when 'object' then update_many.filter - 'states' = '{}' end) then
-        perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.');
-    end if;
+    perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.')
+    where case jsonb_typeof(filter) when 'object' then filter - 'states' = '{}' end;
     return query
     select a.changed, a.passed_over, a.next_after
     from pgqueue._act(

@@ -17,9 +17,7 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_is_sampled boolean := pgqueue._is_sampled(v_now);
 begin
-    if why_late.queue is not null then
-        perform pgqueue._check_name('queue', why_late.queue);
-    end if;
+    perform pgqueue._check_name('queue', why_late.queue) where why_late.queue is not null;
     return query
     select q.name, w.*
     from (
