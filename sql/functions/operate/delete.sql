@@ -101,23 +101,8 @@ language plpgsql
 as $$
 begin
     perform pgqueue._leave_traces(p_unkept, 'deleted');
-    -- Skips a key that an enqueue has locked: it takes the key over for its own job.
-    with held as materialized (
-        select l.place
-        from unnest(p_dedupe_ids) w (id)
-        cross join lateral (
-            select d.ctid as place
-            from pgqueue.dedupe_keys d
-            where d.job_id = w.id
-            for update skip locked
-        ) l
-    )
-    delete from pgqueue.dedupe_keys d
-    using held h
-    where d.ctid = h.place;
+    perform pgqueue._free_dedupe(p_dedupe_ids, true) where p_dedupe_ids is not null;
     delete from pgqueue.job_logs l where l.job_id = any (p_ids);
-    if p_children is not null then
-        perform pgqueue._drop_dependencies(p_children, false);
-    end if;
+    perform pgqueue._drop_dependencies(p_children, false) where p_children is not null;
 end
 $$;

@@ -1,8 +1,8 @@
 -- Frees the dedupe keys of jobs that ended, and takes them again for jobs that come back. See _dedupe.
 
 -- Does not wait, because reserve ends jobs too. A locked row stays, without a job, and the next enqueue of the key takes it
--- over.
-create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
+-- over. p_within: also keys that are kept for a time.
+create or replace function pgqueue._free_dedupe(p_job_ids bigint[], p_within boolean default false)
 returns void
 language sql
 set search_path = pg_catalog, pg_temp
@@ -13,7 +13,7 @@ as $$
         array(
             select k.ctid
             from pgqueue.dedupe_keys k
-            where k.job_id = any (p_job_ids) and k.until is null
+            where k.job_id = any (p_job_ids) and (p_within or k.until is null)
             for update skip locked
         )
     )
