@@ -160,10 +160,8 @@ create or replace function pgqueue._blocked_by(p_queue text, p_most integer)
 returns table (limit_name text, key text, jobs bigint, oldest_at timestamptz, first_id bigint)
 language sql stable rows 10
 as $$
-    with recursive limits as (
-        (
-            select j.blocked_on from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on > '@zzz' order by j.blocked_on limit 1
-        )
+    with recursive limits (blocked_on) as (
+        select '@zzz'::text collate pg_catalog."C"
         union all
         select (
             select j.blocked_on from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on > l.blocked_on order by j.blocked_on limit 1
@@ -187,7 +185,7 @@ as $$
         union all
         (
             select l.blocked_on, null, j.ready_at, j.id
-            from (select x.blocked_on from limits x where x.blocked_on is not null limit least(p_most, 500)) l
+            from (select x.blocked_on from limits x where x.blocked_on > '@zzz' limit least(p_most, 500)) l
             cross join lateral (
                 select x.ready_at, x.id, x.queue
                 from pgqueue.jobs x

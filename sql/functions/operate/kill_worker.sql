@@ -8,22 +8,20 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_worker text := kill_worker.worker;
+    v_worker text := coalesce(
+        kill_worker.worker,
+        (select j.reserved_by from pgqueue.jobs j where j.id = kill_worker.job_id and j.state = 'executing')
+    );
 begin
     perform pgqueue._refuse(
         'either worker or job_id is needed', format('%s of them are given.', num_nonnulls(worker, job_id)),
         'Give worker, its name, or job_id, a job that it executes.'
     )
     where num_nonnulls(worker, job_id) <> 1;
-    if kill_worker.job_id is not null then
-        select j.reserved_by into v_worker
-        from pgqueue.jobs j
-        where j.id = kill_worker.job_id and j.state = 'executing';
-        if not found then
-            return null;
-        end if;
-    end if;
-    return case when pgqueue._command_worker('kill_worker', v_worker, 'kill', array['run', 'quiet', 'stop']) then v_worker end;
+    return case
+        when v_worker is null then null
+        when pgqueue._command_worker('kill_worker', v_worker, 'kill', array['run', 'quiet', 'stop']) then v_worker
+    end;
 end
 $$;
 

@@ -14,37 +14,29 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_flaw text;
 begin
     perform pgqueue._check_name('task', set_retry_function.task);
     if set_retry_function.function is null then
         update pgqueue.tasks
         set retry_function = null, retry_policy = nullif(retry_policy, 'function')
         where name = set_retry_function.task;
-        if found then
-            perform pgqueue._audit('set_retry_function', jsonb_build_object('task', set_retry_function.task));
-        end if;
-        return;
-    end if;
-
-    select pgqueue._retry_function_flaw(set_retry_function.function, p.proowner) into v_flaw
-    from pg_proc p
-    where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'fail';
-    if v_flaw is not null then
+    else
         perform pgqueue._refuse(
-            format('function %s cannot decide on retries', quote_literal(set_retry_function.function)), v_flaw,
+            format('function %s cannot decide on retries', quote_literal(set_retry_function.function)), f.flaw,
             'Give function as the schema-qualified name of one that the owner of pgqueue owns: create function '
             'app.when_to_retry(job jsonb, error jsonb) returns interval ... set search_path = pg_catalog, pg_temp.'
-        );
+        )
+        from pg_proc p
+        cross join lateral (select pgqueue._retry_function_flaw(set_retry_function.function, p.proowner) as flaw) f
+        where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'fail' and f.flaw is not null;
+        insert into pgqueue.tasks (name, retry_policy, retry_function)
+        values (set_retry_function.task, 'function', set_retry_function.function)
+        on conflict (name) do update
+        set retry_policy = 'function', retry_function = excluded.retry_function;
     end if;
-    insert into pgqueue.tasks (name, retry_policy, retry_function)
-    values (set_retry_function.task, 'function', set_retry_function.function)
-    on conflict (name) do update
-    set retry_policy = 'function', retry_function = excluded.retry_function;
-    perform pgqueue._audit(
-        'set_retry_function', jsonb_build_object('task', set_retry_function.task, 'function', set_retry_function.function)
-    );
+    if found then
+        perform pgqueue._audit('set_retry_function', jsonb_build_object('task', task, 'function', function));
+    end if;
 end
 $$;
 
