@@ -185,7 +185,8 @@ as $$
         ) d
     ),
     due as (
-        select w.way, w.strategy, w.draws, w.queues, l.queue, l.priority, min(l.lane_ready_at) as first_at
+        select w.way, w.strategy, w.draws, w.queues, l.queue, l.priority, min(l.lane_ready_at) as first_at,
+            min(min(l.lane_ready_at)) over (partition by w.way, l.queue) as first_of_queue
         from ways w
         cross join lateral pgqueue._due_lanes(w.queues, null, p_now) l
         where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now)
@@ -199,9 +200,7 @@ as $$
             when d.queue = p_job.queue then d.priority > p_job.priority
             when d.draws then false
             when d.strategy = 'strict' then array_position(d.queues, d.queue) < array_position(d.queues, p_job.queue)
-            when d.strategy = 'lag' then (
-                select min(x.first_at) from due x where x.way = d.way and x.queue = d.queue
-            ) < (select min(x.first_at) from due x where x.way = d.way and x.queue = p_job.queue)
+            when d.strategy = 'lag' then d.first_of_queue < own.first_of_queue
             else d.priority > p_job.priority or (d.priority = p_job.priority and d.first_at < own.first_at)
         end
     )

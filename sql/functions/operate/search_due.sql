@@ -31,7 +31,7 @@ begin
         select count(*) from pgqueue.lanes l where v_filter.queues is null or l.queue like any (v_filter.queues)
     )::integer, 1), 10);
     with found as materialized (
-        select f.*, f.n = v_rows or f.rank = search_due.max_jobs as is_last
+        select f.*
         from (
             select distinct l.queue, l.priority
             from pgqueue.lanes l
@@ -71,7 +71,7 @@ begin
         ) f
     ),
     -- A sub-lane has not been read beyond where it stopped: jobs beyond that are not returned yet.
-    stop as (select f.at, f.id from found f where f.is_last order by f.at, f.id limit 1),
+    stop as (select f.at, f.id from found f where f.n = v_rows or f.rank = search_due.max_jobs order by f.at, f.id limit 1),
     listed as (
         select f.id, f.at
         from found f
@@ -84,8 +84,7 @@ begin
         coalesce(array_agg(j.id order by j.at, j.id), '{}'),
         coalesce((array_agg(j.at order by j.at, j.id))[search_due.max_jobs], (select s.at from stop s)),
         coalesce((array_agg(j.id order by j.at, j.id))[search_due.max_jobs], (select s.id from stop s)),
-        count(*) < search_due.max_jobs
-            and coalesce((select bool_or(f.n = v_rows and not (f.fits and f.rank = search_due.max_jobs)) from found f), false)
+        count(*) < search_due.max_jobs and exists (select from stop)
     into job_ids, next_after_at, next_after, is_cut
     from listed j;
 end
