@@ -1,5 +1,4 @@
 -- What doctor() checks of the queue: what is late, limits and pauses, tenants of fair queues, maintenance and schedules.
--- Returns rows of severity, topic, subject, evidence and remedy.
 
 create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)

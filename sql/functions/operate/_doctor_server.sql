@@ -1,5 +1,4 @@
 -- What doctor() checks of the server: sessions, settings, tables and rights.
--- Returns rows of severity, topic, subject, evidence and remedy.
 
 -- Inlined (no SET, and stable): why_late() asks for some topics, and the others are not evaluated.
 create or replace function pgqueue._doctor_server(p_now timestamptz)

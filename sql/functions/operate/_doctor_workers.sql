@@ -1,5 +1,4 @@
 -- What doctor() checks of workers and their tasks; last their memory, as their heartbeats report it.
--- Returns rows of severity, topic, subject, evidence and remedy.
 
 create or replace function pgqueue._doctor_workers(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)

@@ -1,5 +1,5 @@
 -- What doctor() checks of workflows: jobs whose parents are gone, groups that were left open, events that fill the disk.
--- Returns rows of severity, topic, subject, evidence and remedy. Reads at most 2,000 blocked jobs of each kind.
+-- Reads at most 2,000 blocked jobs of each kind.
 
 create or replace function pgqueue._doctor_workflows(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)

@@ -1,7 +1,6 @@
 -- configure_queue: sets the options of a queue, whether or not it has a row yet.
 --
--- Inserts the row of queues where there is none, and locks it. Takes effect at once. An option that is left out
--- keeps its value; reset names options to take back. Pausing has functions of its own: pause_queue, resume_queue.
+-- Inserts the row of queues where there is none, and locks it. Pausing has functions of its own: pause_queue, resume_queue.
 
 create or replace function pgqueue.configure_queue(
     queue text, priority integer default null, weight integer default null, retention_succeeded interval default null,
@@ -13,21 +12,18 @@ language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
     -- Claims go round from the commit on, and visit what is ready by then.
-    select pgqueue._register_tenants(l.queue, l.priority, null)
-    from (
-        select a.queue, a.priority from pgqueue.lanes a where a.queue = configure_queue.queue group by a.queue, a.priority
-        having not bool_or(a.is_fair)
-    ) l
-    where configure_queue.fair_by is not null;
+    select pgqueue._register_tenants(a.queue, a.priority, null)
+    from pgqueue.lanes a
+    where configure_queue.fair_by is not null and a.queue = configure_queue.queue
+    group by a.queue, a.priority
+    having not bool_or(a.is_fair);
     select pgqueue._configure('queue', queue, to_jsonb(o), reset)
     from (
         select priority, weight, retention_succeeded, retention_cancelled, retention_dead, retry_budget, fair_by, max_share
     ) o
 $$;
 
-comment on function pgqueue.configure_queue(
-    text, integer, integer, interval, interval, interval, integer, text[], text, double precision
-) is
+comment on function pgqueue.configure_queue is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
     'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '
     'The options: \d+ pgqueue.queues. False: unchanged.';

@@ -1,6 +1,4 @@
--- dead_lines: the lines of the dead jobs of one group of dead_groups(), so that a reader sees what its fingerprint masks.
---
--- Reads the rows that dead_groups() reads, and keeps those of the group. Locks nothing.
+-- dead_lines: the lines of one group of dead_groups(). Reads the rows that dead_groups() reads, and keeps those of the group.
 
 create or replace function pgqueue.dead_lines(task text, class text, fingerprint text, queue text default null, max_jobs integer default 10000)
 returns table (line text, jobs bigint, last_id bigint, last_at timestamptz)

@@ -1,8 +1,7 @@
 -- metrics: the numbers for a monitor, one a row, under their Prometheus names.
 --
 -- From the last samples, bounded numbers of rows, and statistics of the server: the cost does not depend on the backlog.
--- While no living worker takes samples, the jobs are counted, up to 10,000 of each lane: alerts have to fire just then. Reads
--- only.
+-- While no living worker takes samples, the jobs are counted: alerts have to fire just then. Reads only.
 -- Read it once for a database, not in each worker; workers count the jobs that they end.
 
 create or replace function pgqueue.metrics()

@@ -1,8 +1,5 @@
--- queue_facets: what fills a queue. The first due jobs by task, tenant, key, tag, who enqueued them and how long they wait,
--- and the blocked ones by the key or the limit that they wait for.
---
--- Due jobs are read as claims read them, lane by lane from the head on, max_jobs in all at most; of blocked ones see
--- _blocked_by. Locks nothing.
+-- queue_facets: what fills a queue. Due jobs are read as claims read them, lane by lane from the head on, max_jobs in all at
+-- most; blocked ones by _blocked_by. Locks nothing.
 
 create or replace function pgqueue.queue_facets(queue text default null, max_jobs integer default 5000, max_values integer default 5)
 returns table (facet text, value text, jobs bigint)

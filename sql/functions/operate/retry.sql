@@ -3,8 +3,7 @@
 -- Locks the one row, in jobs or in history; waits for another lock at most 5 s (55P03). The job keeps its id, its errors,
 -- and its reservation, which keeps growing, so that a former worker stays fenced off. A job that was ever reserved takes
 -- its old position in its key again; another has its position by its run_at, which therefore must not be in the future. It
--- takes its dedupe key again if that is free; if another job has it, the job comes back without one. Its count of crashes starts
--- again.
+-- takes its dedupe key again if that is free; if another job has it, the job comes back without one.
 -- A job that never started, and depends on jobs that have not ended, waits for them again. Jobs that were cancelled because
 -- this one failed come back as well, and wait for it: see _reopen.
 

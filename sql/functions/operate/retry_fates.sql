@@ -24,15 +24,12 @@ begin
         limit retry_fates.max_retries
     ),
     live as (
-        select l.n, count(*) as looked_at, count(*) filter (where l.state = 'executing') as executing, count(l.state) as jobs
-        from (
-            select r.n, j.state
-            from recent r
-            cross join lateral unnest(r.job_ids) with ordinality i (id, place)
-            left join lateral (select x.state from pgqueue.jobs x where x.id = i.id limit 1) j on true
-            where (i.place - 1) % (select ceil(sum(x.jobs) / 250)::bigint from recent x) = 0
-        ) l
-        group by l.n
+        select r.n, count(*) as looked_at, count(*) filter (where j.state = 'executing') as executing, count(j.state) as jobs
+        from recent r
+        cross join lateral unnest(r.job_ids) with ordinality i (id, place)
+        left join lateral (select x.state from pgqueue.jobs x where x.id = i.id limit 1) j on true
+        where (i.place - 1) % (select ceil(sum(x.jobs) / 250)::bigint from recent x) = 0
+        group by r.n
     ),
     -- One scan for all: each opens the index of every partition.
     found as materialized (

@@ -1,7 +1,5 @@
 -- stats: numbers for people and monitors, as one JSON document. Reads only. Counts live jobs by their indexes, which takes
--- about a second with millions of them; with recent => true it reads the last samples instead, whatever the backlog. The
--- samples are counted by the same statement. With recent => null it reads them while a worker lives that takes them, and
--- counts a bounded number of jobs otherwise, because an old sample says nothing about the present.
+-- about a second with millions of them. The samples are counted by the same statement; an old one says nothing about the present.
 
 create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb

@@ -1,9 +1,8 @@
 -- wanted: how many jobs of some queues are due or executing, for an autoscaler that asks every few seconds: as many slots
--- could work now.
+-- could work now. Locks nothing.
 --
--- From the last sample, at a cost that does not depend on the backlog. Where that is older than 30 s no worker runs
--- maintenance, perhaps because the fleet was scaled to zero: then it counts itself, at most 1,000 of each lane, and counts
--- the schedules that are due and that no maintenance enqueues. Due jobs of a paused queue need no worker. Locks nothing.
+-- Where the last sample is older than 30 s no worker runs maintenance, perhaps because the fleet was scaled to zero: then it
+-- counts itself, and counts the schedules that are due and that no maintenance enqueues.
 
 create or replace function pgqueue.wanted(queues text[] default null)
 returns integer
