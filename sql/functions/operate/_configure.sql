@@ -8,7 +8,6 @@ language plpgsql
 as $$
 declare
     v_function constant text := 'configure_' || p_of;
-    v_row record;
 begin
     perform pgqueue._check_name(p_of, p_name);
     perform pgqueue._refuse(
@@ -25,12 +24,6 @@ begin
         'Call set_retry_function(task, function) as the owner.'
     )
     where p_options ->> 'retry_policy' = 'function';
-    select w.* into v_row
-    from pgqueue._write_options(
-        p_of, p_name,
-        jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
-        false
-    ) w;
     return (
         select pgqueue._audit(
             v_function,
@@ -40,8 +33,13 @@ begin
             ),
             least(count(*), 1)
         )
-        from jsonb_each(v_row.before) b
-        join jsonb_each(v_row.after) a on a.key = b.key and a.value <> b.value
+        from pgqueue._write_options(
+            p_of, p_name,
+            jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
+            false
+        ) w
+        cross join jsonb_each(w.before) b
+        join jsonb_each(w.after) a on a.key = b.key and a.value <> b.value
     );
 end
 $$;

@@ -28,13 +28,7 @@ begin
     select
         k.task, k.class, (array_agg(k.line order by k.finished_at desc, k.id desc))[1], count(*), min(k.finished_at),
         max(k.finished_at), max(k.id), array_agg(distinct k.queue), k.fingerprint,
-        array(
-            select count(h.ago)::integer
-            from generate_series(23, 0, -1) g (ago)
-            left join unnest(array_agg(k.hours_ago)) h (ago) on h.ago = g.ago
-            group by g.ago
-            order by g.ago desc
-        )
+        array(select cardinality(array_positions(array_agg(k.hours_ago), g.ago)) from generate_series(23, 0, -1) g (ago))
     from keyed k
     group by k.task, k.class, k.fingerprint
     order by max(k.finished_at) desc, 1, 2, 9;
