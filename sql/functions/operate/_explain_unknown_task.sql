@@ -60,24 +60,17 @@ as $$
 declare
     v_one text[] := regexp_split_to_array(p_one, '');
     v_other text[] := regexp_split_to_array(p_other, '');
-    v_before integer[];
-    v_last integer[] := array(select generate_series(0, cardinality(v_other)));
-    v_row integer[];
-    v_cost integer;
+    -- For the first i letters of one and k of the other. Two letters that changed places count once.
+    v_cost integer[] := array_fill(0, array[cardinality(v_one) + 1, cardinality(v_other) + 1], array[0, 0]);
 begin
-    -- Edit distance, a row at a time; two letters that changed places count once. Element n + 1 is n letters of p_other.
-    for i in 1..cardinality(v_one) loop
-        v_row := array[i];
-        for k in 1..cardinality(v_other) loop
-            v_cost := least(v_last[k + 1] + 1, v_row[k] + 1, v_last[k] + (v_one[i] <> v_other[k])::integer);
-            if i > 1 and k > 1 and v_one[i] = v_other[k - 1] and v_one[i - 1] = v_other[k] then
-                v_cost := least(v_cost, v_before[k - 1] + 1);
-            end if;
-            v_row := v_row || v_cost;
+    for i in 0..cardinality(v_one) loop
+        for k in 0..cardinality(v_other) loop
+            v_cost[i][k] := case when i = 0 or k = 0 then i + k else least(
+                v_cost[i - 1][k] + 1, v_cost[i][k - 1] + 1, v_cost[i - 1][k - 1] + (v_one[i] <> v_other[k])::integer,
+                case when v_one[i] = v_other[k - 1] and v_one[i - 1] = v_other[k] then v_cost[i - 2][k - 2] + 1 end
+            ) end;
         end loop;
-        v_before := v_last;
-        v_last := v_row;
     end loop;
-    return v_last[cardinality(v_last)];
+    return v_cost[cardinality(v_one)][cardinality(v_other)];
 end
 $$;
