@@ -67,10 +67,9 @@ returns void
 language plpgsql
 as $$
 begin
-    insert into pgqueue.maintenance_steps (at, step, next_at, missed_since, unfinished, slice, cursor, failures, failing_since, error)
-    select
-        p_now, p_state.step, p_state.next_at, p_state.missed_since, p_state.unfinished, p_state.slice, p_state.cursor,
-        p_state.failures, p_state.failing_since, p_state.error
+    p_state.at := p_now;
+    insert into pgqueue.maintenance_steps overriding user value
+    select p_state.*
     where to_jsonb(p_state) - '{n,at}'::text[] <> to_jsonb(p_before) - '{n,at}'::text[];
 end
 $$;

@@ -134,13 +134,7 @@ begin
     end loop;
     perform setval('pgqueue.step_under_way', 0);
 
-    insert into pgqueue.maintenance_runs (
-        at, gap_at, stepped_from, rescued, prolonged, expired, found_lanes, unparked, hidden, due_lanes, busy_lanes
-    )
-    values (
-        v_run.at, v_run.gap_at, v_run.stepped_from, v_run.rescued, v_run.prolonged, v_run.expired, v_run.found_lanes,
-        v_run.unparked, v_run.hidden, v_run.due_lanes, v_run.busy_lanes
-    );
+    insert into pgqueue.maintenance_runs overriding user value select v_run.*;
     ran := true;
     rescued := v_run.rescued - v_last.rescued;
     prolonged := v_run.prolonged - v_last.prolonged;
