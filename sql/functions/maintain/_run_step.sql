@@ -93,15 +93,13 @@ language plpgsql
 as $$
 declare
     v_now timestamptz := run.at;
-    v_found record;
     v_count bigint := 0::bigint;
 begin
     case p_step
         when 'leases' then
-            select r.rescued, r.spared into v_found from pgqueue._rescue(p_slice, run.gap_at) r;
-            run.rescued := run.rescued + v_found.rescued;
-            run.prolonged := run.prolonged + v_found.spared;
-            v_count := v_found.rescued + v_found.spared;
+            select run.rescued + r.rescued, run.prolonged + r.spared, r.rescued + r.spared
+            into run.rescued, run.prolonged, v_count
+            from pgqueue._rescue(p_slice, run.gap_at) r;
         when 'expiry' then
             v_count := pgqueue._expire_jobs(p_slice);
             run.expired := run.expired + v_count;
@@ -128,10 +126,8 @@ begin
             perform pgqueue._move_all_heads();
         when 'keys' then
             perform pgqueue._read_key_notes(p_slice);
-            select r.released, r.next_cursor into v_found
+            select run.unparked + r.released, r.next_cursor into run.unparked, next_cursor
             from pgqueue._release_left_behind(greatest(p_slice / 2, 1), p_cursor) r;
-            run.unparked := run.unparked + v_found.released;
-            next_cursor := v_found.next_cursor;
         when 'notes' then
             perform pgqueue._read_notes(p_slice);
         when 'limits' then
@@ -154,9 +150,8 @@ begin
             perform pgqueue._tidy_lanes(v_now);
         when 'tidy_dependencies' then
             perform pgqueue._tidy_traces();
-            select r.released, r.next_cursor into v_found from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
-            run.unparked := run.unparked + v_found.released;
-            next_cursor := v_found.next_cursor;
+            select run.unparked + r.released, r.next_cursor into run.unparked, next_cursor
+            from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             perform pgqueue._tidy('tidy_events', v_now, p_slice);
         when 'tidy_starts' then
             -- What spent() left in a transaction that ended late: claims no longer look for it. See _units_of.sql.
@@ -186,14 +181,11 @@ begin
             run.hidden := run.hidden + pgqueue._find_hidden();
             run.found_lanes := run.found_lanes + pgqueue._find_tenants();
         when 'tenants' then
-            select m.moved, m.next_cursor into v_found from pgqueue._move_to_lanes(5 * p_slice, p_cursor) m;
-            next_cursor := v_found.next_cursor;
+            select m.moved / 5, m.next_cursor into v_count, next_cursor from pgqueue._move_to_lanes(5 * p_slice, p_cursor) m;
             run.busy_lanes := pgqueue._busy_tenants();
-            v_count := greatest(pgqueue._renew_tenants(p_slice), v_found.moved / 5);
+            v_count := greatest(pgqueue._renew_tenants(p_slice), v_count);
         when 'partitions' then
-            select r.attached, r.problem into v_found from pgqueue._attach_partitions(14, 26, p_slice) r;
-            v_count := v_found.attached::bigint;
-            problem := v_found.problem;
+            select r.attached::bigint, r.problem into v_count, problem from pgqueue._attach_partitions(14, 26, p_slice) r;
         when 'drop' then
             perform pgqueue._drop_partition(v_now);
         else
