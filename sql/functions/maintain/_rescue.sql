@@ -32,7 +32,6 @@ $$;
 -- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at
 -- (null: look it up).
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
-returns record
 language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
@@ -47,16 +46,6 @@ begin
     rescued := 0;
     spared := 0;
     select h.head as at, h.head_id as id into v_head from pgqueue._head('', 0::smallint, false) h;
-    if not exists (
-        select
-        from pgqueue.jobs j
-        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
-            and j.lease_expires_at <= v_now
-    ) then
-        return;
-    end if;
-    v_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
-
     select array_agg(l.id) into v_lapsed_ids
     from (
         select j.id
@@ -67,6 +56,10 @@ begin
         limit p_limit
         for update skip locked
     ) l;
+    if v_lapsed_ids is null then
+        return;
+    end if;
+    v_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
     -- In a later statement than the one that locked the rows: each committed promise is kept.
     with promised as materialized (
         select p.*, h.row_ctid
