@@ -2,8 +2,7 @@
 --
 -- CREATE TABLE ... PARTITION OF and DROP need ACCESS EXCLUSIVE on the parent, and while they wait for a reader
 -- every completion waits behind them. So a partition is created as a plain table and *attached*, which only needs
--- SHARE UPDATE EXCLUSIVE, and dropped under maintain's lock_timeout. The statements are dynamic because tables
--- have names; nothing in them comes from a caller.
+-- SHARE UPDATE EXCLUSIVE, and dropped under maintain's lock_timeout. The statements are dynamic because tables have names.
 -- Partitions are read from the catalog, by bounds and not by names: a partition that was detached or dropped leaves a gap,
 -- and a gap is filled. A detached table is attached again, with its rows, where it still fits. Where it does not, or
 -- another object has its name, the gap gets a partition of another name, and stats() shows the obstacle.
@@ -128,20 +127,6 @@ declare
 begin
     for v_number in 2..20 loop
         v_table := to_regclass('pgqueue.' || v_name);
-        if v_table is null then
-            execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
-            -- Without it no row could be deleted under a publication for all tables. Not inherited.
-            execute format('alter table pgqueue.%I replica identity full', v_name);
-            execute format(
-                'alter table pgqueue.%I attach partition pgqueue.%I for values from (%L) to (%L)',
-                p_parent, v_name, p_lower, p_upper
-            );
-            execute format(
-                'comment on table pgqueue.%I is %L', v_name,
-                format('Private: rows of history that expire from %s to %s.', p_lower, p_upper)
-            );
-            return v_problems || ', so its rows are kept in pgqueue.' || v_name;
-        end if;
         if pg_partition_root(v_table) = 'pgqueue.history'::regclass then
             -- It covers another part of the day; or another session filled the gap after this snapshot was taken.
             if pgqueue._old_snapshot() then
@@ -161,19 +146,26 @@ begin
             );
             if v_problem is null then
                 begin
-                    -- One that was made before partitions had it.
-                    if (select c.relreplident from pg_class c where c.oid = v_table) <> 'f' then
-                        execute format('alter table %s replica identity full', v_table);
+                    if v_table is null then
+                        execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
+                        execute format(
+                            'comment on table pgqueue.%I is %L', v_name,
+                            format('Private: rows of history that expire from %s to %s.', p_lower, p_upper)
+                        );
                     end if;
+                    -- Without it no row could be deleted under a publication for all tables. Not inherited.
+                    execute format('alter table pgqueue.%I replica identity full', v_name);
                     execute format(
-                        'alter table pgqueue.%I attach partition %s for values from (%L) to (%L)', p_parent, v_table, p_lower, p_upper
+                        'alter table pgqueue.%I attach partition pgqueue.%I for values from (%L) to (%L)',
+                        p_parent, v_name, p_lower, p_upper
                     );
-                    return v_problems;
+                    return v_problems || case when v_table is null then ', so its rows are kept in pgqueue.' || v_name else '' end;
                 exception
-                    when lock_not_available then
-                        -- Another session is using it: no other partition may take its place.
-                        raise;
                     when others then
+                        -- Also one that another session is using: no other partition may take its place.
+                        if v_table is null or sqlstate = '55P03' then
+                            raise;
+                        end if;
                         v_problem := format('%s cannot be attached (%s: %s)', v_table, sqlstate, sqlerrm);
                 end;
             end if;
