@@ -200,22 +200,13 @@ begin
 end
 $$;
 
--- Partitions of history all of whose rows have expired.
-create or replace function pgqueue._overdue_partitions(p_now timestamptz)
-returns table (relation regclass, upper timestamptz)
-language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select p.relation, p.upper from pgqueue._partitions() p where p.upper <= p_now order by p.upper
-$$;
-
--- Drops the oldest overdue partition, if there is one.
+-- Drops the oldest partition all of whose rows have expired, if there is one.
 create or replace function pgqueue._drop_partition(p_now timestamptz)
 returns boolean
 language plpgsql
 as $$
 declare
-    v_relation regclass := (select o.relation from pgqueue._overdue_partitions(p_now) o limit 1);
+    v_relation regclass := (select p.relation from pgqueue._partitions() p where p.upper <= p_now order by p.upper limit 1);
 begin
     if v_relation is null then
         return false;

@@ -152,7 +152,7 @@ as $$
         'warning', 'partitions', 'history',
         format('history keeps %s of rows whose retention is over, the oldest since %s', pgqueue._counted(count(*), 'partition'), min(o.upper)),
         'end the long queries on pgqueue.history or all_jobs that keep maintain() from dropping them'
-    from pgqueue._overdue_partitions(p_now) o
+    from pgqueue._partitions() o
     where o.upper < p_now - interval '1 hour'
     having count(*) > 0
     union all

@@ -124,7 +124,7 @@ begin
                 'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
                 'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unparked', coalesce(h.unparked, 0),
                 'failures', l.failures, 'behind', l.behind, 'drop_failures', l.drop_failures,
-                'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now))
+                'overdue_partitions', (select count(*) from pgqueue._partitions() p where p.upper <= v_now)
             )
             from (
                 select
