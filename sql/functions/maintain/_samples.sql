@@ -56,13 +56,15 @@ begin
     ),
     reports as (
         select s.queue, jsonb_object_agg(s.task, s.ended) as ended
-        from pgqueue._sum_ended(array(
-            select jsonb_build_object(
-                'queue', e.entry ->> 'queue', 'tasks', jsonb_build_object(e.entry ->> 'task', e.entry - '{queue,task}'::text[])
-            )
+        from (
+            select
+                e.entry ->> 'queue' as queue, e.entry ->> 'task' as task,
+                pgqueue._sum_ended(array_agg(e.entry - '{queue,task}'::text[])) as ended
             from taken t
             cross join jsonb_array_elements(t.report -> 'jobs') e (entry)
-        )) s
+            group by 1, 2
+        ) s
+        where s.ended is not null
         group by s.queue
     ),
     whole as (
@@ -133,12 +135,10 @@ begin
         case
             when grouping(c.queue) = 0 then (array_agg(c.ended))[1]
             else (
-                select jsonb_object_agg(e.task, e.ended)
-                from pgqueue._sum_ended(array(
-                    select jsonb_build_object('queue', '', 'tasks', jsonb_build_object('', x.value))
-                    from counted y
-                    cross join jsonb_each(y.ended) x
-                )) e
+                select jsonb_build_object('', pgqueue._sum_ended(array_agg(x.value)))
+                from counted y
+                cross join jsonb_each(y.ended) x
+                having count(*) > 0
             )
         end,
         coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
@@ -184,46 +184,35 @@ as $$
     order by s.queue, s.at desc
 $$;
 
--- Adds up counts of ended jobs, given as objects of a queue and its tasks.
-create or replace function pgqueue._sum_ended(p_parts jsonb[])
-returns table (queue text, task text, ended jsonb)
-language sql immutable parallel safe rows 100
-set search_path = pg_catalog, pg_temp
-set jit = off
+-- Adds up what ended of one task: numbers of jobs, and the times run and wait, each with its histogram. Null: nothing.
+create or replace function pgqueue._sum_ended(p_counts jsonb[])
+returns jsonb
+language sql immutable parallel safe
 as $$
-    with numbers as (
-        select
-            p.part ->> 'queue' as queue, t.key as task, f.key as field, n.part, n.nth,
-            case n.part when 'max' then max(n.value::numeric) else sum(n.value::numeric) end as total
-        from unnest(p_parts) p (part)
-        cross join jsonb_each(p.part -> 'tasks') t
-        cross join jsonb_each(t.value) f
-        cross join lateral (
-            select 'count' as part, 0::bigint as nth, f.value #>> '{}' as value where f.key not in ('run', 'wait')
-            union all
-            select x.part, 0, f.value ->> x.part from (values ('sum'), ('max')) x (part) where f.key in ('run', 'wait')
-            union all
-            select 'bucket', b.nth, b.count
-            from jsonb_array_elements_text(case when f.key in ('run', 'wait') then f.value -> 'buckets' end)
-                with ordinality b (count, nth)
-        ) n
-        group by p.part ->> 'queue', t.key, f.key, n.part, n.nth
-    )
-    select n.queue, n.task, jsonb_object_agg(n.field, n.ended)
+    select jsonb_object_agg(t.field, t.total)
     from (
         select
-            x.queue, x.task, x.field,
+            f.key as field,
             case
-                when x.field not in ('run', 'wait') then to_jsonb(max(x.total))
+                when f.key not in ('run', 'wait')
+                    then to_jsonb(sum((f.value #>> '{}')::numeric) filter (where f.key not in ('run', 'wait')))
                 else jsonb_build_object(
-                    'sum', max(x.total) filter (where x.part = 'sum'), 'max', max(x.total) filter (where x.part = 'max'),
-                    'buckets', jsonb_agg(x.total order by x.nth) filter (where x.part = 'bucket')
+                    'sum', sum((f.value ->> 'sum')::numeric), 'max', max((f.value ->> 'max')::numeric),
+                    'buckets', (
+                        select jsonb_agg(b.total order by b.nth)
+                        from (
+                            select x.nth, sum(x.count::numeric) as total
+                            from unnest(array_agg(f.value -> 'buckets')) u (buckets)
+                            cross join jsonb_array_elements_text(u.buckets) with ordinality x (count, nth)
+                            group by x.nth
+                        ) b
+                    )
                 )
-            end as ended
-        from numbers x
-        group by x.queue, x.task, x.field
-    ) n
-    group by n.queue, n.task
+            end as total
+        from unnest(p_counts) c (counts)
+        cross join jsonb_each(c.counts) f
+        group by f.key
+    ) t
 $$;
 
 -- One row for ten minutes, at the first sample after they are over.
@@ -249,10 +238,13 @@ begin
         v_until, 600, s.queue, max(s.waiting), max(s.due), max(s.scheduled), max(s.failed), max(s.blocked), max(s.executing),
         max(s.dead), max(s.counted_to), bool_or(s.is_large), max(s.counted_at), v_until - max(s.at - s.oldest_due_at),
         (
-            select jsonb_object_agg(e.task, e.ended)
-            from pgqueue._sum_ended(
-                array_agg(jsonb_build_object('queue', s.queue, 'tasks', s.ended)) filter (where s.ended is not null)
-            ) e
+            select jsonb_object_agg(t.task, t.ended)
+            from (
+                select e.key as task, pgqueue._sum_ended(array_agg(e.value)) as ended
+                from unnest(array_agg(s.ended)) x (ended)
+                cross join jsonb_each(x.ended) e
+                group by e.key
+            ) t
         ),
         max(s.blocked_by_limit), max(s.blocked_by_parents), v_until - max(s.at - s.oldest_stuck_at)
     from pgqueue.samples s
