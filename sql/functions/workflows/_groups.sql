@@ -25,6 +25,8 @@ declare
     v_group record;
     v_is_ending boolean;
     v_verdict text;
+    v_result jsonb;
+    v_state pgqueue.job_state;
 begin
     foreach v_id in array p_ids loop
         -- close_group checks an open group again, once this lock has ended. Those that add members have the same one, and do not
@@ -33,7 +35,10 @@ begin
         continue when found;
         select
             j.reservation, j.run_if, j.cancel_requested_at is not null as is_cancelled,
-            coalesce(j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false) as by_parent
+            -- Then it has the error of the parent.
+            coalesce(
+                j.cancel_requested_at is not null and j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false
+            ) as by_parent
         into v_group
         from pgqueue.jobs j
         where j.id = v_id and j.task = '@group' and j.blocked_on <> '@open'
@@ -91,49 +96,33 @@ begin
             exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is not null)
         );
         if v_group.is_cancelled or v_verdict = 'run' then
-            perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.by_parent);
-        elsif v_verdict = 'cancel' then
-            -- A parent ended while another session had locked the group, and did not cancel it.
+            v_result := pgqueue._ended_members(v_id);
+            v_state := case
+                when v_group.is_cancelled then 'cancelled'::pgqueue.job_state
+                when v_result -> 'dead' > '0' then 'dead'::pgqueue.job_state
+                when v_result -> 'cancelled' > '0' then 'cancelled'::pgqueue.job_state
+                else 'succeeded'::pgqueue.job_state
+            end;
+            perform pgqueue._finish(
+                array[v_id], array[v_group.reservation], false, v_state, array[v_result],
+                case
+                    when v_group.is_cancelled and not v_group.by_parent then pgqueue._group_error(v_id)
+                    when not v_group.is_cancelled and v_state <> 'succeeded' then jsonb_build_object(
+                        'class', 'MemberFailed',
+                        'message', format(
+                            '%s of its members are dead, %s were cancelled, %s succeeded',
+                            v_result -> 'dead', v_result -> 'cancelled', v_result -> 'succeeded'
+                        )
+                    )
+                end
+            );
+        end if;
+        if v_group.by_parent or (v_verdict = 'cancel' and not v_group.is_cancelled) then
+            -- The parent may have been retried since: then the group comes back. Or it ended while another session had locked
+            -- the group, and did not cancel it.
             perform pgqueue._leave_notes('settle', array[v_id]);
         end if;
     end loop;
-end
-$$;
-
--- The caller has locked its row.
--- p_by_parent: it was cancelled because of a parent, and has the error of that.
-create or replace function pgqueue._end_group(
-    p_id bigint, p_reservation bigint, p_is_cancelled boolean, p_by_parent boolean
-)
-returns void
-language plpgsql
-as $$
-declare
-    v_result jsonb := pgqueue._ended_members(p_id);
-    v_error jsonb;
-    v_state pgqueue.job_state;
-begin
-    v_state := case
-        when p_is_cancelled then 'cancelled'::pgqueue.job_state
-        when v_result -> 'dead' > '0' then 'dead'::pgqueue.job_state
-        when v_result -> 'cancelled' > '0' then 'cancelled'::pgqueue.job_state
-        else 'succeeded'::pgqueue.job_state
-    end;
-    if p_is_cancelled and p_by_parent then
-        -- The parent may have been retried since: then the group comes back.
-        perform pgqueue._leave_notes('settle', array[p_id]);
-    elsif p_is_cancelled then
-        v_error := pgqueue._group_error(p_id);
-    elsif v_state <> 'succeeded' then
-        v_error := jsonb_build_object(
-            'class', 'MemberFailed',
-            'message', format(
-                '%s of its members are dead, %s were cancelled, %s succeeded',
-                v_result -> 'dead', v_result -> 'cancelled', v_result -> 'succeeded'
-            )
-        );
-    end if;
-    perform pgqueue._finish(array[p_id], array[p_reservation], false, v_state, array[v_result], v_error);
 end
 $$;
 
