@@ -263,37 +263,8 @@ begin
 end
 $$;
 
--- The other direction of _waits_for, in which a group of many members is one step. Inlined: no SET.
-create or replace function pgqueue._waited_by(p_id bigint)
-returns table (id bigint)
-language sql stable parallel safe rows 10
-as $$
-    (
-        select d.child
-        from pgqueue.dependencies d
-        where d.parent between p_id and p_id and d.ended is null
-        order by d.parent, d.child
-        limit 1000000
-    )
-    union all
-    (select j.group_id from pgqueue.jobs j where j.id = p_id and j.group_id is not null limit 1)
-    union all
-    (
-        select y.id
-        from (
-            select x.queue, x.key from pgqueue.jobs x
-            where x.id = p_id and x.key is not null and (x.blocked_on = '@jobs' or x.state = 'executing')
-            limit 1
-        ) h
-        cross join lateral (
-            select y.id from pgqueue.jobs y
-            where y.key is not null and y.state = 'blocked' and y.queue = h.queue and y.key = h.key
-            limit 1000
-        ) y
-    )
-$$;
-
--- The jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle.
+-- The jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle. The other direction of
+-- _waits_for, in which a group of many members is one step.
 create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
 returns bigint[]
 language plpgsql stable parallel safe
@@ -301,12 +272,38 @@ set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
 as $$
 begin
     return (
-        with recursive behind (id) as (
-            select distinct w.id from unnest(p_ids) p (id) cross join lateral pgqueue._waited_by(p.id) w
+        with recursive behind (id, is_found) as (
+            select p.id, false from unnest(p_ids) p (id)
             union
-            select w.id from behind b cross join lateral pgqueue._waited_by(b.id) w
+            select w.id, true
+            from behind b
+            cross join lateral (
+                (
+                    select d.child as id
+                    from pgqueue.dependencies d
+                    where d.parent between b.id and b.id and d.ended is null
+                    order by d.parent, d.child
+                    limit 1000000
+                )
+                union all
+                (select j.group_id from pgqueue.jobs j where j.id = b.id and j.group_id is not null limit 1)
+                union all
+                (
+                    select y.id
+                    from (
+                        select x.queue, x.key from pgqueue.jobs x
+                        where x.id = b.id and x.key is not null and (x.blocked_on = '@jobs' or x.state = 'executing')
+                        limit 1
+                    ) h
+                    cross join lateral (
+                        select y.id from pgqueue.jobs y
+                        where y.key is not null and y.state = 'blocked' and y.queue = h.queue and y.key = h.key
+                        limit 1000
+                    ) y
+                )
+            ) w
         )
-        select coalesce(array_agg(l.id), '{}') from (select b.id from behind b limit p_bound) l
+        select coalesce(array_agg(l.id), '{}') from (select b.id from behind b where b.is_found limit p_bound) l
     );
 end
 $$;
