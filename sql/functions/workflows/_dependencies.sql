@@ -276,8 +276,7 @@ end
 $$;
 
 -- Skips rows that another session has locked: maintain deletes them later. p_ended: only those of parents that ended.
--- p_parents: only those of these; null: all.
-create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean, p_parents bigint[] default null)
+create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
 returns void
 language plpgsql
 as $$
@@ -291,7 +290,6 @@ begin
                 select x.ctid as row_ctid
                 from pgqueue.dependencies x
                 where x.child = w.id and (x.ended is not null or not p_ended)
-                    and (p_parents is null or x.parent = any (p_parents))
                 for update skip locked
             ) l
         )

@@ -156,19 +156,25 @@ begin
 end
 $$;
 
--- Reads the parents of new children in a transaction after the one that enqueued the child. See _dependencies. Locks ended
--- parents in history, so that no retry brings them back at the same time.
-create or replace function pgqueue._check_parents(p_children bigint[])
+-- Reads the parents of new children in a transaction after the one that enqueued the child, and returns the children to check
+-- again. See _dependencies. Locks ended parents in history, so that no retry brings them back at the same time.
+-- p_failed: reads those that had ended badly when the child was enqueued. Another session may have been retrying such a parent,
+-- and could not see the child.
+create or replace function pgqueue._check_parents(p_children bigint[], p_failed boolean)
 returns bigint[]
 language plpgsql
 as $$
 declare
+    v_ended constant text[] := case when p_failed then '{dead,cancelled}'::text[] else '{""}'::text[] end;
     v_parents bigint[];
     v_alive bigint[] := '{}'::bigint[];
+    v_failed bigint[];
 begin
     select array_agg(distinct d.parent) into v_parents
     from unnest(p_children) w (id)
-    cross join lateral (select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended is null) d;
+    cross join lateral (
+        select x.parent from pgqueue.dependencies x where x.child = w.id and coalesce(x.ended, '') = any (v_ended)
+    ) d;
     if v_parents is null then
         return '{}'::bigint[];
     end if;
@@ -181,37 +187,51 @@ begin
     exception when lock_not_available then
         null;
     end;
-    if v_alive @> v_parents then
+    if v_alive @> v_parents and not p_failed then
         return '{}'::bigint[];
     end if;
 
     with parents as materialized (
-        select p.id, p.ended
+        select p.id, p.ended, false as lives
         from pgqueue._find_parents(array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive))) p
         left join lateral (
             select h.id from pgqueue.history h where h.id = p.id for key share skip locked
         ) l on true
         -- Not one that history keeps, and another session may be retrying.
         where not p.lives and (l.id is not null or not exists (select from pgqueue.history h where h.id = p.id))
+        union all
+        select a.id, null, true from unnest(v_alive) a (id) where p_failed
     ),
-    gone as materialized (
+    seen as materialized (
         select
-            l.row_ctid,
-            case when p.ended is null and not l.traceless then 'deleted' when p.ended <> 'succeeded' then p.ended end as ended
+            l.row_ctid, p.lives,
+            case
+                when p.lives then null
+                when coalesce(p.ended, l.ended) is null and not l.traceless then 'deleted'
+                when coalesce(p.ended, l.ended) <> 'succeeded' then coalesce(p.ended, l.ended)
+            end as ended
         from unnest(p_children) w (id)
         cross join lateral (
-            select d.parent, d.traceless, d.ctid as row_ctid
+            select d.parent, d.ended, d.traceless, d.ctid as row_ctid
             from pgqueue.dependencies d
-            where d.child = w.id and d.ended is null and d.parent = any (array(select x.id from parents x))
+            where d.child = w.id and coalesce(d.ended, '') = any (v_ended) and d.parent = any (array(select x.id from parents x))
             for update skip locked
         ) l
         join parents p on p.id = l.parent
     ),
     succeeded as (
         delete from pgqueue.dependencies d
-        where d.ctid = any (array(select g.row_ctid from gone g where g.ended is null))
+        where d.ctid = any (array(select s.row_ctid from seen s where s.ended is null and not s.lives))
+    ),
+    -- The row of a parent that lives again is open again.
+    others as (
+        update pgqueue.dependencies d
+        set ended = s.ended
+        from seen s
+        where d.ctid = s.row_ctid and (s.ended is not null or s.lives)
     )
-    update pgqueue.dependencies d set ended = g.ended from gone g where d.ctid = g.row_ctid and g.ended is not null;
+    select coalesce(array_agg(p.id) filter (where not p.lives and p.ended is distinct from 'succeeded'), '{}') into v_failed
+    from parents p;
 
     -- Also if another session has locked the row of a parent that has gone.
     return array(
@@ -220,7 +240,8 @@ begin
         where exists (
             select
             from pgqueue.dependencies d
-            where d.child = w.id and d.ended is null and d.parent = any (v_parents) and d.parent <> all (v_alive)
+            where d.child = w.id and coalesce(d.ended, '') = any (v_ended) and d.parent = any (v_parents)
+                and d.parent <> all (case when p_failed then v_failed else v_alive end)
         )
     );
 end

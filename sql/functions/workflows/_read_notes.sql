@@ -56,14 +56,17 @@ begin
             when 'retried' then
                 perform pgqueue._reopen_children(v_found.ids);
             when 'parents' then
-                perform pgqueue._leave_notes('parents', pgqueue._check_parents(v_found.ids), interval '200 ms');
+                perform pgqueue._leave_notes('parents', pgqueue._check_parents(v_found.ids, false), interval '200 ms');
                 perform pgqueue._end_parents(pgqueue._settle_children(v_found.ids, null), 'cancelled');
                 perform pgqueue._break_circles(v_found.ids);
             when 'settle' then
                 perform pgqueue._end_parents(pgqueue._settle_children(v_found.ids, null), 'cancelled');
                 perform pgqueue._reopen_children(pgqueue._revive_children(v_found.ids));
             when 'doubtful' then
-                perform pgqueue._check_failed_parents(v_found.ids);
+                perform pgqueue._leave_notes('doubtful', pgqueue._check_parents(v_found.ids, true), interval '200 ms');
+                -- Live children have an open parent more, or none.
+                perform pgqueue._leave_notes('parents', v_found.ids);
+                perform pgqueue._reopen_children(pgqueue._revive_children(v_found.ids));
             when 'steps' then
                 perform pgqueue._move_steps(v_found.ids);
             when 'event' then

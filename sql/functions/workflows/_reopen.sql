@@ -183,7 +183,22 @@ begin
     cross join lateral (
         select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
     ) j;
-    perform pgqueue._reopen_rows(v_children);
+    -- A parent that lives again is open again.
+    update pgqueue.dependencies d
+    set ended = null
+    where d.ctid = any (
+        array(
+            select l.row_ctid
+            from unnest(v_children) w (id)
+            cross join lateral (
+                select x.parent, x.ctid as row_ctid
+                from pgqueue.dependencies x
+                where x.child = w.id and x.ended in ('dead', 'cancelled')
+                for update skip locked
+            ) l
+            where (select true from pgqueue.jobs j where j.id = l.parent)
+        )
+    );
     select array_agg(w.id) filter (where o.waits), array_agg(w.id) filter (where not o.waits) into v_blocked, v_free
     from unnest(v_children) w (id)
     cross join lateral (select x.run_if from pgqueue.jobs x where x.id = w.id limit 1) j
@@ -194,93 +209,12 @@ begin
                 or not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null)
             ) as waits
     ) o;
-    if v_blocked is not null then
-        perform pgqueue._drop_dependencies(v_blocked, true);
-        update pgqueue.jobs j
-        set
-            state = 'blocked',
-            blocked_on = case when j.task = '@group' then '@group' else '@parents' end,
-            resumed = false
-        where j.id = any (v_blocked);
-        -- A transaction that ends a parent at the same time may have seen no live child, or no open row.
-        perform pgqueue._leave_notes('parents', v_blocked);
-    end if;
-    if v_free is not null then
-        perform pgqueue._drop_dependencies(v_free, false);
-    end if;
-end
-$$;
-
--- A parent that lives again is open again.
-create or replace function pgqueue._reopen_rows(p_children bigint[])
-returns void
-language plpgsql
-as $$
-begin
-    update pgqueue.dependencies d
-    set ended = null
-    where d.ctid = any (
-        array(
-            select l.row_ctid
-            from unnest(p_children) w (id)
-            cross join lateral (
-                select x.parent, x.ctid as row_ctid
-                from pgqueue.dependencies x
-                where x.child = w.id and x.ended in ('dead', 'cancelled')
-                for update skip locked
-            ) l
-            where (select true from pgqueue.jobs j where j.id = l.parent)
-        )
-    );
-end
-$$;
-
--- A child whose parent had ended badly when it was enqueued. Another session may have been retrying that parent, and could
--- not see the child. Locks ended parents in history, so that no retry brings them back at the same time.
-create or replace function pgqueue._check_failed_parents(p_children bigint[])
-returns void
-language plpgsql
-as $$
-declare
-    v_failed bigint[];
-    v_succeeded bigint[];
-begin
-    perform pgqueue._reopen_rows(p_children);
-    select
-        array_agg(l.id) filter (where l.state <> 'succeeded'),
-        array_agg(l.id) filter (where l.state = 'succeeded')
-    into v_failed, v_succeeded
-    from (
-        select distinct d.parent as id
-        from unnest(p_children) w (id)
-        cross join lateral (
-            select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended in ('dead', 'cancelled')
-        ) d
-        order by d.parent
-    ) w
-    cross join lateral (
-        select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
-    ) l;
-    perform pgqueue._drop_dependencies(p_children, true, coalesce(v_succeeded, '{}'));
-    -- A parent that is neither: it is being retried, or just was.
-    perform pgqueue._leave_notes(
-        'doubtful',
-        array(
-            select distinct w.id
-            from unnest(p_children) w (id)
-            cross join lateral (
-                select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended in ('dead', 'cancelled')
-            ) d
-            where d.parent <> all (coalesce(v_failed, '{}'))
-                and (
-                    exists (select from pgqueue.jobs j where j.id = d.parent limit 1)
-                    or exists (select from pgqueue.history h where h.id = d.parent limit 1)
-                )
-        ),
-        interval '200 ms'
-    );
-    -- Live ones have an open parent more, or none.
-    perform pgqueue._leave_notes('parents', p_children);
-    perform pgqueue._reopen_children(pgqueue._revive_children(p_children));
+    perform pgqueue._drop_dependencies(v_free, false);
+    perform pgqueue._drop_dependencies(v_blocked, true);
+    update pgqueue.jobs j
+    set state = 'blocked', blocked_on = case when j.task = '@group' then '@group' else '@parents' end, resumed = false
+    where j.id = any (v_blocked);
+    -- A transaction that ends a parent at the same time may have seen no live child, or no open row.
+    perform pgqueue._leave_notes('parents', v_blocked);
 end
 $$;
