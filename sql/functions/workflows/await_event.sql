@@ -16,7 +16,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_step record;
-    v_event record;
+    v_result jsonb;
     v_wait record;
     v_until timestamptz;
 begin
@@ -48,41 +48,36 @@ begin
             'This job has begun that wait, perhaps by older code.', 'Give the wait for another event another name of step.'
         );
     end if;
-    if v_step.result is null then
+    v_result := v_step.result;
+    if v_result is null then
         select w.since, w.until into v_wait
         from pgqueue.event_waits w
         where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
-        select e.payload into v_event
+        select jsonb_build_object('event', await_event.event, 'arrived', true, 'payload', e.payload) into v_result
         from pgqueue.events e
         where e.name = await_event.event and e.kept_until > coalesce(v_wait.since, v_now);
-        if found then
-            perform pgqueue._store_step(
-                await_event.job_id, await_event.step, jsonb_build_object('event', await_event.event, 'arrived', true, 'payload', v_event.payload)
+        if not found and v_wait.until <= v_now then
+            v_result := jsonb_build_object('event', await_event.event, 'arrived', false);
+        elsif not found then
+            v_until := coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout));
+            insert into pgqueue.event_waits (name, job_id, step, until, since)
+            values (await_event.event, await_event.job_id, await_event.step, v_until, v_now)
+            -- It waited without a timeout, and newer code has one.
+            on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
+            perform pgqueue._begin_steps(await_event.job_id);
+            perform pgqueue._leave_notes('event', '{null}', '0', await_event.event);
+            -- Without a timeout it comes back by itself after ten years.
+            perform pgqueue._put_back(
+                array[await_event.job_id], greatest(coalesce(v_until - v_now, '3650 days'), '0'), true, false
             );
-        else
-            if v_wait.until <= v_now then
-                perform pgqueue._store_step(await_event.job_id, await_event.step, jsonb_build_object('event', await_event.event, 'arrived', false));
-            else
-                v_until := coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout));
-                insert into pgqueue.event_waits (name, job_id, step, until, since)
-                values (await_event.event, await_event.job_id, await_event.step, v_until, v_now)
-                -- It waited without a timeout, and newer code has one.
-                on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
-                perform pgqueue._begin_steps(await_event.job_id);
-                perform pgqueue._leave_notes('event', '{null}', '0', await_event.event);
-                -- Without a timeout it comes back by itself after ten years.
-                perform pgqueue._put_back(
-                    array[await_event.job_id], greatest(coalesce(v_until - v_now, '3650 days'), '0'), true, false
-                );
-                return query select null::boolean, null::jsonb;
-                return;
-            end if;
+            return query select null::boolean, null::jsonb;
+            return;
         end if;
+        perform pgqueue._store_step(await_event.job_id, await_event.step, v_result);
         delete from pgqueue.event_waits w
         where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
-        select s.result into v_step from pgqueue.steps s where s.job_id = await_event.job_id and s.name = await_event.step;
     end if;
-    return query select (v_step.result ->> 'arrived')::boolean, v_step.result -> 'payload';
+    return query select (v_result ->> 'arrived')::boolean, v_result -> 'payload';
 end
 $$;
 
