@@ -16,8 +16,6 @@ declare
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_bound constant integer := 200000;
     v_found record;
-    v_group bigint;
-    v_behind bigint[];
 begin
     released := 0;
     -- Where nothing depends on anything, the plan below is not even made: it opens all partitions of history.
@@ -78,25 +76,22 @@ begin
             for update of x skip locked
         )
     );
-    if v_found.left_behind is not null then
-        released := cardinality(v_found.left_behind);
-        perform pgqueue._leave_notes('parents', v_found.left_behind);
-    end if;
+    released := coalesce(cardinality(v_found.left_behind), 0);
+    perform pgqueue._leave_notes('parents', v_found.left_behind);
     perform pgqueue._break_circles(v_found.holders);
     -- Where a note led to no circle, for it is too large. Each of these groups has a member that waits for what is blocked.
-    foreach v_group in array coalesce(v_found.waiting_groups, '{}') loop
-        v_behind := pgqueue._behind(array[v_group], v_bound);
-        continue when not v_group = any (v_behind);
+    perform pgqueue._leave_circle(v.id, v_bound)
+    from unnest(v_found.waiting_groups) g (id)
+    cross join lateral (select pgqueue._behind(array[g.id], v_bound) as ids offset 0) b
+    cross join lateral (
         -- A suspended job before one that has not begun; the last one of them.
-        perform pgqueue._leave_circle(v.id, v_bound)
-        from (
-            select j.id
-            from pgqueue.jobs j
-            where j.id = any (v_behind) and j.group_id = v_group
-                and j.blocked_on in ('@parents', '@jobs', '@open', '@group') and j.cancel_requested_at is null
-            order by j.blocked_on = '@jobs' desc, j.id desc
-            limit 1
-        ) v;
-    end loop;
+        select j.id
+        from pgqueue.jobs j
+        where j.id = any (b.ids) and j.group_id = g.id
+            and j.blocked_on in ('@parents', '@jobs', '@open', '@group') and j.cancel_requested_at is null
+        order by j.blocked_on = '@jobs' desc, j.id desc
+        limit 1
+    ) v
+    where g.id = any (b.ids);
 end
 $$;
