@@ -25,9 +25,7 @@ declare
     v_left integer := 1000;
 begin
     if pgqueue._old_snapshot() then
-        if pgqueue._has_notes() then
-            perform pgqueue._leave_notes('ended', p_ids, '0', p_state);
-        end if;
+        perform pgqueue._leave_notes('ended', p_ids, '0', p_state);
         return;
     end if;
     loop
@@ -138,19 +136,15 @@ declare
 begin
     if v_state not in ('succeeded', 'deleted') then
         v_state := (select h.state::text from pgqueue.history h where h.id = p_note.id limit 1 for key share skip locked);
-        if v_state is null then
-            if exists (select from pgqueue.jobs j where j.id = p_note.id) then
-                return 0;
-            end if;
-            if exists (select from pgqueue.history h where h.id = p_note.id) then
-                perform pgqueue._leave_notes('ended', array[p_note.id], interval '200 ms', p_note.name, p_note.after);
-                return 0;
-            end if;
-            -- History does not keep this parent.
-            v_state := p_note.name;
+        if v_state is null and exists (select from pgqueue.jobs j where j.id = p_note.id) then
+            return 0;
+        elsif v_state is null and exists (select from pgqueue.history h where h.id = p_note.id) then
+            perform pgqueue._leave_notes('ended', array[p_note.id], interval '200 ms', p_note.name, p_note.after);
+            return 0;
         end if;
     end if;
-    v_children := pgqueue._close_dependencies(array[p_note.id], v_state, 1000, p_note.after);
+    -- Null: history does not keep this parent.
+    v_children := pgqueue._close_dependencies(array[p_note.id], coalesce(v_state, p_note.name), 1000, p_note.after);
     perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'settle'), 'cancelled');
     return coalesce(cardinality(v_children), 0);
 end
