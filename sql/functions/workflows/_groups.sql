@@ -215,9 +215,7 @@ begin
                 pgqueue._finish(v_ids, v_reservations, false, 'cancelled', null, pgqueue._group_error(p_group_id))
             );
         end if;
-        if v_groups is not null then
-            perform pgqueue._cancel_groups(v_groups);
-        end if;
+        perform pgqueue._cancel_groups(v_groups);
         exit when v_left <= 0;
     end loop;
     if exists (
