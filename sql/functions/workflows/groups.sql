@@ -18,13 +18,8 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bit
 set enable_mergejoin = off set jit = off
 as $$
 begin
-    if groups.max is null or groups.max not between 1 and 1000 or groups.count_to is null or groups.count_to not between 1 and 1000000 then
-        perform pgqueue._refuse(
-            'max must be between 1 and 1000, and count_to between 1 and 1000000',
-            format('They are %s and %s.', coalesce(groups.max::text, 'null'), coalesce(groups.count_to::text, 'null')),
-            'Give both within their ranges, and call again with before => the last id.'
-        );
-    end if;
+    perform pgqueue._check_range('max', groups.max, 1, 1000, 'Give max within this range, and call again with before => the last id.');
+    perform pgqueue._check_range('count_to', groups.count_to, 1, 1000000, 'Give count_to within this range.');
     return query
     -- One probe of each index for each group that has members.
     with recursive found (id) as (
