@@ -38,20 +38,19 @@ returns table (parent text, name text, lower timestamptz, upper timestamptz)
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-    with today as materialized (select (pgqueue._clock() at time zone 'UTC')::date as day),
+    with today as materialized (select pgqueue._clock() at time zone 'UTC' as at),
     wanted as (
         select
-            'history_days' as parent, 'history_d_' || to_char(d.day, 'YYYYMMDD') as name,
-            d.day at time zone 'UTC' as lower, (d.day + interval '1 day') at time zone 'UTC' as upper
-        from (select t.day + n * interval '1 day' as day from today t, generate_series(0, p_days) n) d
-        union all
-        select
-            'history_months', 'history_m_' || to_char(m.month, 'YYYYMM'),
-            m.month at time zone 'UTC', (m.month + interval '1 month') at time zone 'UTC'
-        from (
-            select date_trunc('month', t.day::timestamp) + n * interval '1 month' as month
-            from today t, generate_series(0, p_months) n
-        ) m
+            k.parent, k.prefix || to_char(d.begun, k.pattern) as name,
+            d.begun at time zone 'UTC' as lower, (d.begun + k.span) at time zone 'UTC' as upper
+        from today t
+        cross join (
+            values
+                ('history_days', 'history_d_', 'YYYYMMDD', 'day', interval '1 day', p_days),
+                ('history_months', 'history_m_', 'YYYYMM', 'month', interval '1 month', p_months)
+        ) k (parent, prefix, pattern, unit, span, number)
+        cross join lateral generate_series(0, k.number) n
+        cross join lateral (select date_trunc(k.unit, t.at) + n * k.span as begun) d
     ),
     covered as materialized (
         select p.parent, range_agg(tstzrange(p.lower, p.upper)) as ranges
@@ -100,9 +99,7 @@ begin
                 'nothing can be attached as %s (%s)', v_gap.name, pgqueue._error_text(sqlstate, sqlerrm, v_context)
             );
         end;
-        if v_problem is not null then
-            v_problems := v_problems || v_problem;
-        end if;
+        v_problems := array_remove(v_problems || v_problem, null);
     end loop;
     problem := nullif(array_to_string(v_problems[:10], '; '), '');
 end
