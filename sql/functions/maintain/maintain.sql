@@ -15,9 +15,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._require_read_committed('maintain');
-    return query
-    select m.ran, m.rescued, m.prolonged, m.expired, m.call_again_in, m.failing
-    from pgqueue._run_maintenance(maintain.max_age, '0') m;
+    return query select m.* from pgqueue._run_maintenance(maintain.max_age, '0') m;
 end
 $$;
 
