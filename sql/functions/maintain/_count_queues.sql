@@ -15,7 +15,6 @@ returns table (
     oldest_stuck_at timestamptz
 )
 language sql stable parallel safe rows 100
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     with ready as (
@@ -143,7 +142,6 @@ create or replace function pgqueue._count_ready(
 )
 returns table (queue text, due bigint, scheduled bigint, is_cut boolean, oldest_due_at timestamptz)
 language sql stable parallel safe rows 1
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     select

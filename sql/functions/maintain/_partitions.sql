@@ -13,7 +13,6 @@
 create or replace function pgqueue._partitions()
 returns table (relation regclass, parent regclass, lower timestamptz, upper timestamptz, is_pending boolean)
 language sql stable parallel safe
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set datestyle = 'ISO, YMD'
 as $$
@@ -36,7 +35,6 @@ $$;
 create or replace function pgqueue._partition_gaps(p_days integer, p_months integer)
 returns table (parent text, name text, lower timestamptz, upper timestamptz)
 language sql
-set search_path = pg_catalog, pg_temp
 as $$
     with today as materialized (select pgqueue._clock() at time zone 'UTC' as at),
     wanted as (

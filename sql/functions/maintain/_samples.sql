@@ -172,7 +172,6 @@ $$;
 create or replace function pgqueue._last_samples()
 returns setof pgqueue.samples
 language sql stable parallel safe rows 100
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
     select distinct on (s.queue) s.*

@@ -42,7 +42,6 @@ $$;
 create or replace function pgqueue._last_steps()
 returns setof pgqueue.maintenance_steps
 language sql stable parallel safe rows 24
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
     select

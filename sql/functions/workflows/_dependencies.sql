@@ -99,7 +99,6 @@ $$;
 create or replace function pgqueue._find_parents(p_ids bigint[])
 returns table (id bigint, lives boolean, ended text, traceless boolean)
 language sql stable parallel safe rows 10
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
     select

@@ -172,7 +172,6 @@ $$;
 create or replace function pgqueue._group_error(p_group_id bigint)
 returns jsonb
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_build_object('class', 'GroupCancelled', 'message', format('group %s was cancelled', p_group_id))
 $$;
