@@ -302,6 +302,31 @@ comment on column pgqueue.limits.max_executing is 'How many jobs may execute at 
 comment on column pgqueue.limits.rate is
     'How many jobs may start in any period of the length per; null: no such limit.';
 comment on column pgqueue.limits.per is 'The length of the period for rate.';
+-- The jump tables of a parsed expression became texts of the allowed values: an allowed value is the next one of itself.
+create function pgqueue._allowed_values(p_spec bytea)
+returns text[]
+language sql immutable strict
+set search_path = pg_catalog, pg_temp
+as $$
+    select array_agg(f.mask order by f.n)
+        || array[(get_byte(p_spec, 201) & 1 <> 0)::text, (get_byte(p_spec, 201) & 2 <> 0)::text]
+    from (
+        select
+            k.n,
+            string_agg(
+                case
+                    when k.n < 6 then (get_byte(p_spec, k.start + v) = v)::integer
+                    else (get_byte(p_spec, k.start + v % 7) = 0)::integer
+                end::text,
+                '' order by v
+            ) as mask
+        from (values (1, 0, 59), (2, 61, 59), (3, 122, 23), (4, 147, 31), (5, 180, 12), (6, 194, 13)) k (n, start, most)
+        cross join lateral generate_series(0, k.most) v
+        group by k.n
+    ) f
+$$;
+alter table pgqueue.schedules alter spec type text[] using pgqueue._allowed_values(spec);
+drop function pgqueue._allowed_values(bytea);
 comment on table pgqueue.schedules is
     'Schedules, which enqueue jobs by the clock. An operator sets paused_at, expression and timezone, which survive deploys and take effect within a second. The other columns are as schedule() last wrote them. Read pgqueue.effective_schedules.';
 comment on column pgqueue.schedules.paused_at is

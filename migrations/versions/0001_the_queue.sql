@@ -348,7 +348,7 @@ create table pgqueue.schedules (
     headers jsonb,
     tags text[],
     retention interval check (retention >= '0' and retention <= '2 years'),
-    spec bytea,
+    spec text[],
     check ((declared_expression is null) <> (every is null)),
     check ((declared_expression is null) = (spec is null)),
     constraint schedules_timezone_check check (

@@ -7,7 +7,7 @@ import pytest
 
 from pgqueue.schema.migrate import migrate, script, status
 from pgqueue.schema.status import LAST_BEFORE
-from tests.calls import enqueue, ids, reserve
+from tests.calls import call, enqueue, ids, reserve
 from tests.catalog.dump import dump
 from tests.databases import Database
 from tests.migrations.releases import install
@@ -81,6 +81,8 @@ def test_a_database_at_the_last_revision_becomes_what_a_new_one_is(
     problem = "the schema in app is at revision 0021 of before the first release"
     assert now.refusal("app") == (problem, "run: pgqueue migrate")
     job_id = enqueue(before)
+    for n, expression in enumerate(("*/7 0-23/5 1,31 jan-nov *", "0 0 * * 5-7", "15 * 29 2 sun", "1,59 30 2 * * mon")):
+        call(before, "schedule", f"s{n}", expression, "task")
     if by_script:
         before.execute(script(start=LAST_BEFORE).encode())
         before.execute("reset all")
@@ -88,3 +90,5 @@ def test_a_database_at_the_last_revision_becomes_what_a_new_one_is(
     assert migrate(empty_database.dsn).current
     assert everything(before) == everything(conn)
     assert ids(reserve(before)) == [job_id]
+    parsed = "select bool_and(spec = pgqueue._cron_parse(declared_expression)), count(*) from pgqueue.schedules"
+    assert before.execute(parsed.encode()).fetchone() == (True, 4)

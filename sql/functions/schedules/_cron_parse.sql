@@ -1,33 +1,20 @@
--- Parses a cron expression into 202 bytes: a jump table for each field, and flags. A search (see _cron_search.sql) then
--- needs a few lookups.
+-- Parses a cron expression into eight texts, in which a search (see _cron_search.sql) finds the next allowed values.
 --
--- from byte  field         what stands there
--- 0          second        for each value from 0 on: the smallest allowed value that is not below it; 255: none
--- 61         minute        likewise
--- 122        hour          likewise
--- 147        day of month  likewise
--- 180        month         likewise
--- 194        day of week   for each weekday (0 is Sunday): the days until the next allowed one, 0 if it is allowed itself
--- 201        flags         1: neither day of month nor day of week begins with *: either is enough, as in cron
---                          2: minute or hour begins with *; when clocks change, the schedule goes by elapsed time: it
---                             also runs in both passes of a repeated hour
--- Each table but that of weekdays ends with one more byte, 255.
+-- 1 to 6  second, minute, hour, day of month, month, day of week: a 1 for each value from 0 on that is allowed, else a 0
+-- 7       true: neither day of month nor day of week begins with *: either is enough, as in cron
+-- 8       true: minute or hour begins with *; when clocks change, the schedule goes by elapsed time: it also runs in both
+--         passes of a repeated hour
 -- Reads no table of the database. A refusal names the field that is wrong.
 
 create or replace function pgqueue._cron_parse(p_expression text)
-returns bytea
+returns text[]
 language plpgsql stable parallel safe
 as $$
 declare
     -- In the database's own order of letters a Turkish one makes no mon-fri of MON-FRI.
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g') collate "C");
     v_fields text[];
-    v_spec bytea := decode(repeat('ff', 202), 'hex');
-    -- The first byte of the table of each field, and the last value that it is made from.
-    v_starts constant integer[] := '{0,61,122,147,180,194}'::integer[];
-    v_ends constant integer[] := '{59,59,23,31,12,13}'::integer[];
-    v_mask bigint;
-    v_next integer;
+    v_spec text[] := '{}'::text[];
 begin
     v_text := coalesce(
         jsonb_build_object(
@@ -54,31 +41,19 @@ begin
     end if;
 
     for v_field in 1..6 loop
-        v_mask := pgqueue._cron_field(v_fields[v_field], v_field);
-        v_next := 255;
-        for v_value in reverse v_ends[v_field]..0 loop
-            if v_mask & (1::bigint << v_value) <> 0 then
-                v_next := v_value;
-            end if;
-            if v_field < 6 then
-                v_spec := set_byte(v_spec, v_starts[v_field] + v_value, v_next);
-            elsif v_value < 7 then
-                v_spec := set_byte(v_spec, v_starts[v_field] + v_value, v_next - v_value);
-            end if;
-        end loop;
+        v_spec[v_field] := pgqueue._cron_field(v_fields[v_field], v_field);
     end loop;
-    return set_byte(
-        v_spec, 201,
-        case when left(v_fields[4], 1) <> '*' and left(v_fields[6], 1) <> '*' then 1 else 0 end
-        + case when left(v_fields[2], 1) = '*' or left(v_fields[3], 1) = '*' then 2 else 0 end
-    );
+    return v_spec || array[
+        (left(v_fields[4], 1) <> '*' and left(v_fields[6], 1) <> '*')::text,
+        (left(v_fields[2], 1) = '*' or left(v_fields[3], 1) = '*')::text
+    ];
 end
 $$;
 
--- The allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field's name. Weekdays are
--- those of two weeks, so that the next allowed one after a Saturday is found.
+-- The allowed values of one field (1 second to 6 day of week); refuses wrong ones by the field's name. Weekdays are those of two
+-- weeks, so that the next allowed one after a Saturday is found.
 create or replace function pgqueue._cron_field(p_text text, p_field integer)
-returns bigint
+returns text
 language plpgsql stable parallel safe
 as $$
 declare
@@ -88,7 +63,7 @@ declare
         when 5 then '{"",jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'::text[]
         when 6 then '{sun,mon,tue,wed,thu,fri,sat}'::text[]
     end;
-    v_mask bigint := 0::bigint;
+    v_mask text := repeat('0', v_most + 1);
     v_item text;
     v_parts text[];
     v_from integer;
@@ -127,13 +102,12 @@ begin
             );
         end if;
         for v_value in v_from..v_to by v_step loop
-            v_mask := v_mask | (1::bigint << v_value);
+            v_mask := overlay(v_mask placing '1' from v_value + 1);
         end loop;
     end loop;
     if p_field = 6 then
-        -- Bit 7 is Sunday as well as bit 0.
-        v_mask := (v_mask | (v_mask >> 7)) & 127;
-        v_mask := v_mask | (v_mask << 7);
+        -- 7 is Sunday as well as 0.
+        v_mask := repeat(case when v_mask ~ '^1|1$' then '1' else '0' end || substr(v_mask, 2, 6), 2);
     end if;
     return v_mask;
 end

@@ -3,13 +3,13 @@
 -- _cron_next handles the time zone: days on which its offset from UTC changes skip or repeat a stretch of local time.
 -- _cron_find searches in local time. Reads no table.
 
-create or replace function pgqueue._cron_next(p_spec bytea, p_after timestamptz, p_timezone text)
+create or replace function pgqueue._cron_next(p_spec text[], p_after timestamptz, p_timezone text)
 returns timestamptz
 language plpgsql stable parallel safe
 as $$
 declare
     v_from timestamp := date_trunc('second', p_after at time zone p_timezone) + interval '1 s';
-    v_elapsed boolean := get_byte(p_spec, 201) & 2 <> 0;
+    v_elapsed boolean := p_spec[8]::boolean;
     v_local timestamp;
     v_at timestamptz;
     v_offset interval;
@@ -101,16 +101,14 @@ $$;
 -- second, whose value is not allowed goes to its next one or, where there is none, to the next year, month, day, hour or minute;
 -- then it begins again. The search ends after 41 years, for 40 is the longest that any day is away (29 February on one weekday,
 -- across 2100).
-create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
+create or replace function pgqueue._cron_find(p_spec text[], p_from timestamp)
 returns timestamp
 language plpgsql immutable parallel safe
 as $$
 declare
     v_units constant text[] := '{year,month,day,hour,minute,second}'::text[];
     v_steps constant interval[] := '{1 year,1 month,1 day,1 hour,1 min,1 s}'::interval[];
-    -- Where the table of each field begins.
-    v_starts constant integer[] := '{0,180,147,122,61,0}'::integer[];
-    v_either_is_enough constant boolean := get_byte(p_spec, 201) & 1 <> 0;
+    v_either_is_enough constant boolean := p_spec[7]::boolean;
     v_at timestamp := p_from;
     v_field integer := 2;
     v_value integer;
@@ -119,9 +117,9 @@ declare
 begin
     while v_field <= 6 loop
         v_value := date_part(v_units[v_field], v_at)::integer;
-        v_next := get_byte(p_spec, v_starts[v_field] + v_value);
+        v_next := v_value + coalesce(nullif(strpos(substr(p_spec[7 - v_field], v_value + 1), '1'), 0) - 1, 255);
         if v_field = 3 then
-            v_by_weekday := v_value + get_byte(p_spec, 194 + date_part('dow', v_at)::integer);
+            v_by_weekday := v_value + strpos(substr(p_spec[6], date_part('dow', v_at)::integer + 1), '1') - 1;
             v_next := case when v_either_is_enough then least(v_next, v_by_weekday) else greatest(v_next, v_by_weekday) end;
         end if;
         if v_next = v_value then

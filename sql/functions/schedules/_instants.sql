@@ -62,7 +62,7 @@ language plpgsql stable parallel safe
 as $$
 declare
     v_every constant numeric := extract(epoch from p_schedule.every);
-    v_spec constant bytea := case
+    v_spec constant text[] := case
         when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression)
     end;
 begin
