@@ -27,40 +27,37 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
-    v_parents bigint[];
     v_children bigint[];
     v_doubtful bigint[];
 begin
-    select array_agg(distinct p.id), array_agg(distinct w.id) into v_parents, v_children
-    from unnest(p_ids) w (id)
-    cross join lateral (
-        select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on in ('@parents', '@jobs', '@open') limit 1
-    ) j
-    cross join lateral unnest(j.depends_on) p (id);
-    if v_parents is null then
-        return;
-    end if;
-
-    with parents as materialized (
+    with wanted as materialized (
+        select w.id as child, p.id as parent
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on in ('@parents', '@jobs', '@open') limit 1
+        ) j
+        cross join lateral unnest(j.depends_on) p (id)
+    ),
+    parents as materialized (
         select
             p.id, (p.lives and p.traceless) is true as traceless,
             case
                 when p.lives then null
                 else coalesce(p.ended, case when p.traceless or p.id = any (p_traceless) then 'succeeded' else 'deleted' end)
             end as ended
-        from pgqueue._find_parents(v_parents) p
+        from pgqueue._find_parents(array(select distinct w.parent from wanted w)) p
     ),
     added as (
         insert into pgqueue.dependencies (parent, child, ended, traceless)
-        select p.id, w.id, p.ended, p.traceless
-        from unnest(v_children) w (id)
-        cross join lateral (select j.depends_on from pgqueue.jobs j where j.id = w.id limit 1) j
-        cross join lateral unnest(j.depends_on) d (id)
-        join parents p on p.id = d.id
+        select w.parent, w.child, p.ended, p.traceless
+        from wanted w
+        join parents p on p.id = w.parent
         where p.ended is distinct from 'succeeded'
         returning child, ended
     )
-    select array_agg(distinct a.child) filter (where a.ended in ('dead', 'cancelled')) into v_doubtful from added a;
+    select array_agg(distinct w.child), (select array_agg(distinct a.child) from added a where a.ended in ('dead', 'cancelled'))
+    into v_children, v_doubtful
+    from wanted w;
     -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'parents'), 'cancelled');
     if v_doubtful is not null then
