@@ -74,6 +74,7 @@ begin
 end
 $$;
 
+-- Records in the rows of dependencies how these parents ended; p_state null: they were retried, and the rows are open again.
 -- p_after: only children with ids above it; an earlier call closed the others.
 create or replace function pgqueue._close_dependencies(
     p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
@@ -98,7 +99,8 @@ begin
             select d.parent, d.child, d.ctid as row_ctid
             from pgqueue.dependencies d
             -- Not "=", which any index with the child in it could order: see _parents_among.
-            where d.parent between p.id and p.id and d.child > p_after and d.ended is null
+            where d.parent between p.id and p.id and d.child > p_after
+                and case when p_state is null then d.ended in ('dead', 'cancelled') else d.ended is null end
             order by d.parent, d.child
             for update skip locked
         ) l
@@ -111,12 +113,14 @@ begin
     end if;
     -- The rest: beyond the limit, or locked by another session.
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-    select 'ended', p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
+    select
+        case when p_state is null then 'retried' else 'ended' end, p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
     from unnest(v_parents) p (id)
     cross join lateral (
         select d.child
         from pgqueue.dependencies d
-        where d.parent between p.id and p.id and d.child > p_after and d.ended is null
+        where d.parent between p.id and p.id and d.child > p_after
+            and case when p_state is null then d.ended in ('dead', 'cancelled') else d.ended is null end
         order by d.parent, d.child
         limit 1
     ) l;

@@ -13,7 +13,6 @@ set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_parents bigint[] := p_parents;
-    v_rows tid[];
     v_children bigint[];
     v_left integer := 1000;
 begin
@@ -22,37 +21,13 @@ begin
         return;
     end if;
     loop
-        -- A parent that has ended again meanwhile keeps its recorded state.
-        v_parents := pgqueue._parents_among(
+        v_children := pgqueue._close_dependencies(
             array(
-                -- Not EXISTS, which may become a join that begins with all jobs.
+                -- A parent that has ended again meanwhile keeps its recorded state. Not EXISTS, which may become a join that
+                -- begins with all jobs.
                 select w.id from unnest(v_parents) w (id) where (select true from pgqueue.jobs j where j.id = w.id)
-            )
-        );
-        exit when v_parents is null;
-        select array_agg(l.row_ctid), array_agg(distinct l.child) into v_rows, v_children
-        from (
-            select o.*
-            from (select u.id from unnest(v_parents) u (id) order by u.id) p
-            cross join lateral (
-                select d.child, d.ctid as row_ctid
-                from pgqueue.dependencies d
-                where d.parent = p.id and d.ended in ('dead', 'cancelled')
-                order by d.parent, d.child
-                for update skip locked
-            ) o
-            limit v_left
-        ) l;
-        update pgqueue.dependencies d set ended = null where d.ctid = any (v_rows);
-        perform pgqueue._leave_notes(
-            'retried',
-            array(
-                select w.id
-                from unnest(v_parents) w (id)
-                where exists (
-                    select from pgqueue.dependencies d where d.parent = w.id and d.ended in ('dead', 'cancelled')
-                )
-            )
+            ),
+            null, v_left
         );
         exit when v_children is null;
         v_left := v_left - cardinality(v_children);
