@@ -81,7 +81,8 @@ begin
 end
 $$;
 
--- p_at_once: due now; else a job keeps its run_at. A group is blocked again. p_waits: see _retake_dedupe.
+-- p_at_once: due now; else a job keeps its run_at, and members that were cancelled with these groups come back after them. A
+-- group is blocked again. p_waits: see _retake_dedupe.
 create or replace function pgqueue._requeue(
     p_jobs pgqueue.found_job[], p_at_once boolean default true, p_waits boolean default false
 )
@@ -167,6 +168,16 @@ begin
             from unnest(v_group_ids) g (id)
             where not exists (select from pgqueue.jobs j where j.id = g.id);
         end if;
+    end if;
+    if not p_at_once then
+        perform pgqueue._leave_notes(
+            'revive',
+            array(
+                select l.id
+                from unnest(p_jobs) w
+                cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id and j.task = '@group' limit 1) l
+            )
+        );
     end if;
     if v_is_child then
         perform pgqueue._block_again(array(select w.id from unnest(p_jobs) w));

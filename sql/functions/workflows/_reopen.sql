@@ -81,10 +81,6 @@ begin
         return '{}'::bigint[];
     end if;
     perform pgqueue._requeue(v_found.jobs, false);
-    -- Members of groups come back after them.
-    perform pgqueue._leave_notes(
-        'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
-    );
     return v_found.ids;
 end
 $$;
@@ -118,9 +114,6 @@ begin
     ) l;
     if v_found.members > 0 then
         perform pgqueue._requeue(v_found.jobs, false);
-        perform pgqueue._leave_notes(
-            'revive', array(select j.id from pgqueue.jobs j where j.id = any (v_found.ids) and j.task = '@group')
-        );
         -- A transaction that cancels the group at the same time does not see them.
         perform pgqueue._leave_notes('cancel', array[p_group_id]);
     end if;
