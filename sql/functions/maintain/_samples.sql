@@ -222,13 +222,6 @@ as $$
 declare
     v_until timestamptz := date_bin('10 min', p_now, 'epoch');
 begin
-    if exists (select from pgqueue.samples s where s.span = 600 and s.at >= v_until)
-        or not exists (
-            select from pgqueue.samples s where s.span = 10 and s.at >= v_until - interval '10 min' and s.at < v_until
-        )
-    then
-        return;
-    end if;
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
         oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
@@ -248,6 +241,7 @@ begin
         max(s.blocked_by_limit), max(s.blocked_by_parents), v_until - max(s.at - s.oldest_stuck_at)
     from pgqueue.samples s
     where s.span = 10 and s.at >= v_until - interval '10 min' and s.at < v_until
+        and not exists (select from pgqueue.samples x where x.span = 600 and x.at >= v_until)
     group by s.queue;
 end
 $$;
