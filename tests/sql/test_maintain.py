@@ -22,7 +22,7 @@ FUNCTIONS = {
     "tidy_workers": "_tidy(p_step text, p_now timestamptz, p_limit integer) returns bigint",
     "partitions": "_attach_partitions(p_days integer, p_months integer, p_limit integer, out attached integer,"
     " out problem text)",
-    "drop": "_drop_partition(p_now timestamptz) returns boolean",
+    "drop": "_drop_partition(p_now timestamptz) returns void",
 }
 
 

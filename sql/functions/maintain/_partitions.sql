@@ -197,16 +197,14 @@ $$;
 
 -- Drops the oldest partition all of whose rows have expired, if there is one.
 create or replace function pgqueue._drop_partition(p_now timestamptz)
-returns boolean
+returns void
 language plpgsql
 as $$
 declare
     v_relation regclass := (select p.relation from pgqueue._partitions() p where p.upper <= p_now order by p.upper limit 1);
 begin
-    if v_relation is null then
-        return false;
+    if v_relation is not null then
+        execute format('drop table %s', v_relation);
     end if;
-    execute format('drop table %s', v_relation);
-    return true;
 end
 $$;
