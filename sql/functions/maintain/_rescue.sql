@@ -17,15 +17,11 @@ returns timestamptz
 language plpgsql stable parallel safe
 as $$
 declare
-    v_at timestamptz;
-    v_gap_at timestamptz;
+    v_run record;
 begin
-    select h.at, h.gap_at into v_at, v_gap_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
+    select h.at, h.gap_at into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
     -- A run that commits meanwhile may have a time slightly after ours; a step back is more than a second.
-    if v_at is null or v_at < p_now - interval '8 s' or v_at > p_now + interval '1 s' then
-        return p_now;
-    end if;
-    return v_gap_at;
+    return case when v_run.at between p_now - interval '8 s' and p_now + interval '1 s' then v_run.gap_at else p_now end;
 end
 $$;
 
