@@ -21,25 +21,22 @@ begin
             'Give names as text[], or prefix, with which all names begin; call again while it returns max_events.'
         );
     end if;
-    with gone as (
-        delete from pgqueue.events e
-        where e.ctid = any (
-            array(
-                select x.ctid
-                from pgqueue.events x
-                where (
-                        x.name = any (delete_events.names)
-                        or (x.name >= delete_events.prefix and starts_with(x.name, delete_events.prefix))
-                    )
-                    and not exists (select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until)
-                order by x.name
-                limit delete_events.max_events
-                for update of x skip locked
-            )
+    delete from pgqueue.events e
+    where e.ctid = any (
+        array(
+            select x.ctid
+            from pgqueue.events x
+            where (
+                    x.name = any (delete_events.names)
+                    or (x.name >= delete_events.prefix and starts_with(x.name, delete_events.prefix))
+                )
+                and not exists (select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until)
+            order by x.name
+            limit delete_events.max_events
+            for update of x skip locked
         )
-        returning 1
-    )
-    select count(*) into v_count from gone;
+    );
+    get diagnostics v_count = row_count;
     perform pgqueue._audit(
         'delete_events',
         jsonb_strip_nulls(jsonb_build_object('names', to_jsonb(delete_events.names[:100]), 'prefix', delete_events.prefix)),
