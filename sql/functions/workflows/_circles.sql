@@ -247,14 +247,12 @@ begin
     -- Later statements, which see everything that was committed when the row was locked.
     v_self := case when v_job.blocked_on = '@jobs' then p_id end;
     v_circle := pgqueue._circle(v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound);
+    v_error := jsonb_build_object('class', 'Circle', 'message', 'depends_on would make a circle: ' || v_circle);
     if v_circle is null then
         return false;
     elsif v_self is not null then
         perform pgqueue._release_children(array[p_id], true);
-        return true;
-    end if;
-    v_error := jsonb_build_object('class', 'Circle', 'message', 'depends_on would make a circle: ' || v_circle);
-    if v_job.blocked_on = '@parents' then
+    elsif v_job.blocked_on = '@parents' then
         perform pgqueue._finish(array[p_id], array[v_job.reservation], false, 'cancelled', null, v_error);
     else
         perform pgqueue._cancel_groups(array[p_id], v_error);
