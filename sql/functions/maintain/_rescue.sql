@@ -1,9 +1,8 @@
 -- Rescue: takes back lapsed leases, cancels expired jobs, and brings forward jobs that a clock stepping back left in the
 -- future.
 --
--- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED and never waits: a row that another session has locked
--- counts as held. A lease that extend promised while its row was locked is written into the row here, by a statement
--- later than the one that locked it, so that no committed promise is missed: see extend.
+-- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED: a row that another session has locked counts as held. A
+-- lease that extend promised while its row was locked is written into the row here: see extend.
 -- A lease that could not be extended because of an outage gets a grace period of one length, once for each reservation:
 -- taking all leases back at once after an outage would run every job in flight twice. It could not be extended if
 -- maintenance had a gap of more than 8 s that left it with less than half of its length: a live worker extends at a third,
@@ -165,9 +164,8 @@ $$;
 
 -- The clock stepped back from p_from. Jobs that were due when they came (and were never reserved, or had come back) have a
 -- time in the ready index that is in the future again: they get the present time, in their order. Leases are cut to one
--- length from now. Jobs that were scheduled for the future keep their instants: only the clock decides. There may be
--- millions of either: a call reads p_limit entries of the ready index from p_cursor on (queue, priority, sub-lane, time,
--- id) and returns where it stopped; null: at the end.
+-- length from now. Jobs that were scheduled for the future keep their instants. A call reads p_limit entries of the ready index
+-- from p_cursor on (queue, priority, sub-lane, time, id) and returns where it stopped; null: at the end.
 -- The cursor is read by other sessions, so it is written in one style of dates.
 create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer, p_cursor text[])
 returns text[]

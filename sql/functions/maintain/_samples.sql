@@ -5,9 +5,8 @@
 -- minutes at least; where large queues have millions of jobs, no more often: a sample is to take 50 ms of a core at most.
 -- Between, its sample has the numbers of that count, with its time, and the time of its oldest due job is of now. Whether it
 -- is still large is tried in each sample; where it had more than twice as many, once a minute, and whether 100 are left in
--- each sample. Lanes are read from their heads on, for an old snapshot keeps the entries of jobs that are gone. A queue with
--- nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts, reads, and deletes the reports
--- of workers that it adds up; locks nothing else.
+-- each sample. A queue with nothing in it has no row; the queue '' stands for all of them, and always has one. Deletes the
+-- reports of workers that it adds up.
 -- Where there are more than 500 lanes, a sample counts one part of the queues, some 250, and the fifty that had the most jobs,
 -- and writes rows of these, and of queues with jobs that have ended. The others keep their numbers until their turn.
 

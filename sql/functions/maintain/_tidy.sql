@@ -1,8 +1,7 @@
 -- What maintenance deletes by age: a table of rules, each followed by its step.
 --
 -- A call deletes up to p_limit rows of each rule's table and returns the most that one of them deleted. $1 is the time. Rows
--- that another session has locked are skipped: an operator may be changing a worker, in a long transaction. The statements
--- are made of the constants below, and find rows by the index of their time, whatever the statistics say.
+-- that another session has locked are skipped: an operator may be changing a worker, in a long transaction.
 
 create or replace function pgqueue._tidy(p_step text, p_now timestamptz, p_limit integer)
 returns bigint

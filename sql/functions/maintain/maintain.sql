@@ -1,12 +1,10 @@
 -- maintain: all work that is due by time. The fleet calls it about once a second; pg_cron or a person may call it too.
 --
 -- A transaction-scoped advisory try-lock lets one caller do the work; there is no leader. The work is a list of steps
--- (see _steps), each in its own exception block (see _run_step): a step that fails stops no other. Each takes a
--- bounded number of rows, skips locked ones, and waits at most 50 ms for a table. No step begins later than 3 s, or half
--- of statement_timeout, after the call: steps that had no turn by then go first next time.
--- Its records are inserted, never updated: a row of maintenance_runs for the run, a row of maintenance_steps for each step
--- that has something to record. They commit together with the work. A kill or a cancel undoes both; step_under_way, a
--- sequence, then shows the next call in which step it happened.
+-- (see _steps): a step that fails stops no other. Each skips locked rows, and waits at most 50 ms for a table. No step begins
+-- later than 3 s, or half of statement_timeout, after the call.
+-- Its records are inserted, never updated, and commit together with the work. A kill or a cancel undoes both; step_under_way,
+-- a sequence, then shows the next call in which step it happened.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
 returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
@@ -93,8 +91,7 @@ begin
     end if;
     perform pgqueue._propose_horizon(v_began, v_newest_id);
     if (select u.last_value from pgqueue.step_under_way u) > 0 then
-        -- A call that was killed or cancelled leaves only the number of its step. It counts as a failure of the step, so that a
-        -- step that is killed each time does not stop the others each time.
+        -- It counts as a failure, so that a step that is killed each time does not stop the others each time.
         select l as state, s.slice into v_due
         from pgqueue._last_steps() l
         join pgqueue._steps() s on s.step = l.step

@@ -5,8 +5,8 @@
 -- is computed again from now, after a run that was due by the old rule.
 -- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
 -- was really inserted. Concurrent callers would wait there for each other; maintain's own lock prevents that. All due
--- schedules go together, in due order. If that fails, each half is tried in an exception block of its own, down to the
--- broken schedule: its error is recorded, shown in stats(), and it is left out for a minute.
+-- schedules go together, in due order. If that fails, each half is tried, down to the broken schedule, which is left out for a
+-- minute.
 
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
@@ -64,8 +64,7 @@ begin
 end
 $$;
 
--- Enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most; returns how
--- many. Where that fails, each half is tried, down to the broken schedule, whose error is recorded.
+-- Enqueues about p_limit due jobs of these schedules, each due since p_due (null: to be computed again); returns how many.
 create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql

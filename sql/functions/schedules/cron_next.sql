@@ -1,5 +1,4 @@
--- cron_next: the next instant of a cron expression, for people and tests; schedules call its private parts (_cron_parse,
--- _cron_search). Reads no table and locks nothing.
+-- cron_next: the next instant of a cron expression, for people and tests. Reads no table and locks nothing.
 --
 -- The rules are vixie cron's, as Debian has it. Five fields, or six with seconds first; lists, ranges, steps, names;
 -- 7 is Sunday. Where day-of-month and day-of-week are both restricted, either is enough; a field that begins with *

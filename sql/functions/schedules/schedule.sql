@@ -1,10 +1,9 @@
 -- schedule: enqueues a job by the clock.
 --
--- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
--- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
--- appears later, when the schedule runs. Records the first instant at once, so that it is not missed if maintenance does
--- not run for a while. Before a rule changes, a run that is due by it starts, as a job of the new declaration: a worker of
--- the old one may be gone. Rules are compared as text; the same rule in other words continues as it would have.
+-- Locks and writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
+-- change an operator's columns (paused_at, expression, timezone). Records the first instant at once, so that it is not missed
+-- if maintenance does not run for a while. Before a rule changes, a run that is due by it starts, as a job of the new
+-- declaration: a worker of the old one may be gone. The same rule in other words continues as it would have.
 
 create or replace function pgqueue.schedule(
     name text, expression text default null, task text default null, args jsonb default '{}',

@@ -1,14 +1,11 @@
 -- Circles: a job must not wait for what waits for it.
 --
 -- depends_on names jobs that exist, so dependencies alone make no circle. A group waits for its members, though, and an
--- executing job may wait for jobs that it started, also for one behind it in its key. Only those ways are checked. Reads
--- at most 10,000 of the jobs that the parents wait for.
+-- executing job may wait for jobs that it started, also for one behind it in its key. Only those ways are checked.
 --
 -- Two sessions may each add a part of a circle, and neither sees the other's: no call is refused. Each leaves a note with
--- its job, and the note of the one that commits last is read when all have committed: _break_circles finds the circle then,
--- and takes one job out of it. All readers choose the same one: of the suspended jobs in the circle the one with the highest
--- id, else, of the members of its groups, the one that was to be refused. The sweep of maintenance finds what has no note: a
--- job that came into a key, behind a suspended one, later; and circles that are too large for the walk of an enqueue.
+-- its job, and the note of the one that commits last is read when all have committed: _break_circles takes one job out of the
+-- circle then, and all readers choose the same one. _sweep_dependencies finds circles that have no note.
 
 -- Inlined: no SET.
 create or replace function pgqueue._open_parents(p_child bigint)
@@ -184,8 +181,8 @@ begin
         select w.id from around a cross join lateral pgqueue._waits_for(a.id) w
     )
     select array_agg(l.id) into v_around from (select a.id from around a limit 10000) l;
-    -- The last job that began and suspended itself, before one that did not begin. Dependencies alone make no circle: without
-    -- a suspended job it leads through a group, to a member that depends on others. One walk for each, and for each group.
+    -- The last job that suspended itself; without one, a circle leads through a group, to a member that depends on others. One
+    -- walk for each of them, and for each group.
     for v_group in
         select
             j.suspended, j.group_id, array_agg(distinct j.id order by j.id desc) as ids,
@@ -225,8 +222,8 @@ begin
 end
 $$;
 
--- A suspended job comes back, asks again to wait, and is refused then: its handler gets the error. A job that did not begin
--- is cancelled. False: another session has locked the job, or it is in no circle any more.
+-- A suspended job comes back, asks again to wait, and is refused then. A job that did not begin is cancelled. False: another
+-- session has locked the job, or it is in no circle any more.
 create or replace function pgqueue._leave_circle(p_id bigint, p_bound integer default 10000)
 returns boolean
 language plpgsql

@@ -1,7 +1,7 @@
 -- Settles the jobs that depend on a job that ended. See _dependencies.
 --
--- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes finds that no job
--- ever depended on another. A call closes 1,000 rows at most; a note leaves the rest to a later one.
+-- Called after the statement that removed the rows of jobs, unless no job ever depended on another. A call closes 1,000 rows at
+-- most; a note leaves the rest to a later one.
 
 -- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
 -- hides that.
@@ -40,8 +40,7 @@ end
 $$;
 
 -- The jobs among these for which others wait; null: none. Usually one probe says so, of the range between the least and the
--- greatest id; one for each job of a batch would be noticeable. plpgsql, which keeps its plan: a function in SQL would be
--- planned in each call. Volatile, to get a newer snapshot.
+-- greatest id. plpgsql, which keeps its plan. Volatile, to get a newer snapshot.
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
 language plpgsql parallel safe
@@ -128,8 +127,7 @@ begin
 end
 $$;
 
--- Continues what a note left of a parent. The parent may have been retried since, but not while its row in history is
--- locked.
+-- Continues what a note left of a parent, which may have been retried since, but not while its row in history is locked.
 create or replace function pgqueue._close_more(p_note pgqueue.notes)
 returns integer
 language plpgsql

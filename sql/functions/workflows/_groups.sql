@@ -2,11 +2,11 @@
 --
 -- The group is blocked on '@open' until close_group, then on '@group'. It ends when it is closed, the jobs that it depends
 -- on allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set.
--- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a
--- handful; the last members to end each leave one, and the note of the one that commits last is read when all have
--- committed. A cancel or delete of a waiting member always leaves a note: the members that it saw waiting may end at the
--- same time. While another session has locked a member that executes, the note is kept: it may be ending, and may have seen
--- members that waited then. One that is not locked leaves a note when it ends.
+-- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a handful;
+-- the one of the member that commits last is read when all have committed. A cancel or delete of a waiting member always
+-- leaves one: the members that it saw waiting may end at the same time. While another session has locked a member that executes,
+-- the note is kept: it may be ending, and may have seen members that waited then. One that is not locked leaves a note when it
+-- ends.
 -- Joining locks the group's row (KEY SHARE, until the producer commits), and close_group waits for that; afterwards only a
 -- member adds others, and locks its own row, which keeps the group from ending.
 

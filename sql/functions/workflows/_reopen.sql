@@ -1,9 +1,8 @@
 -- Undoes, when a job is retried, the cancels that its failure caused: those children wait again.
 --
--- A cancelled child keeps its rows of dependencies, which record what it waited for. retry() reopens the rows that name the
--- job, and brings back each child that was cancelled because of its parents and has no other failed parent; then the
--- children of those. A reader of a note may cancel a child at the same moment: a note with the child, read when both are
--- committed, brings it back. A call handles 1,000 children at most; a note leaves the rest to a later one.
+-- A cancelled child keeps its rows of dependencies. retry() reopens those that name the job, and brings back each child that
+-- was cancelled because of its parents and has no other failed parent; then the children of those. A reader of a note may
+-- cancel a child at the same moment: a note with the child brings it back. A note leaves what is above 1,000 children.
 
 create or replace function pgqueue._reopen_children(p_parents bigint[])
 returns void
@@ -38,8 +37,7 @@ begin
 end
 $$;
 
--- Brings back the jobs among these that were cancelled because a parent failed and have no failed parent any more; returns
--- their ids.
+-- Brings back the jobs among these that were cancelled because a parent failed and have no failed one any more.
 create or replace function pgqueue._revive_children(p_children bigint[])
 returns bigint[]
 language plpgsql

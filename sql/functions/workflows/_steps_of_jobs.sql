@@ -1,8 +1,7 @@
 -- Steps: the completed parts of a job, so that the next attempt does not repeat them.
 --
 -- A row of steps is inserted and never updated; it is fenced by the reservation, and of one name only the first row counts.
--- At the end of its job it moves to history.steps: names and times, and also results if the job may be retried, which then
--- continues where it stopped.
+-- At the end of its job it moves to history.steps, with its result only if the job may be retried.
 
 create or replace function pgqueue._check_step(p_name text, p_result jsonb)
 returns void
@@ -61,8 +60,7 @@ begin
 end
 $$;
 
--- After a leader with a step has ended alone, the next member leads the others, and gets its steps. Does nothing if the
--- members ended with the leader.
+-- After a leader with a step has ended alone, the next member, if one is left, leads the others, and gets its steps.
 create or replace function pgqueue._inherit_steps(p_leader bigint, p_members bigint[])
 returns void
 language plpgsql

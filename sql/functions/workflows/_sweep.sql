@@ -1,8 +1,8 @@
 -- The safety net of dependencies: finds, in slices, children that wait for no parent, and rows of children that have gone.
 --
 -- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either, in one snapshot.
--- Normally there is none, and maintain counts those that it finds. It also finds circles through keys, and circles that are
--- too large for an enqueue to see: see _circles.
+-- Normally there is none. It also finds circles through keys, of which a job came behind a suspended one later, and circles
+-- that are too large for the walk of an enqueue.
 
 create or replace function pgqueue._sweep_dependencies(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]

@@ -1,8 +1,7 @@
 -- groups: groups of jobs, the newest first, for lists. Reads only.
 --
--- Its cost does not depend on how many members a group has: each state is counted up to count_to, along an index, and a
--- group that has ended has these numbers in its result. Groups are found by their members, one probe for each
--- group, and those that have not ended by the index of blocked jobs.
+-- Its cost does not depend on how many members a group has: each state is counted up to count_to, or read from the result.
+-- Groups are found by their members, one probe for each, and those that have not ended by the index of blocked jobs.
 
 create or replace function pgqueue.groups(
     group_id bigint default null, before bigint default null, max integer default 20, count_to integer default 1000

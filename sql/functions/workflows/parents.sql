@@ -1,7 +1,6 @@
 -- parents: the states and results of the jobs that a job depends on. Reads only.
 --
--- One statement, because a job moves from jobs to history. History keeps a job for which others waited for at least
--- settings.retention_parents.
+-- One statement, because a job moves from jobs to history.
 
 create or replace function pgqueue.parents(job_id bigint)
 returns table (id bigint, task text, state text, result jsonb, error jsonb)
