@@ -15,12 +15,7 @@ begin
     from (
         select x.child, x.ended from pgqueue.dependencies x where x.parent = children.job_id order by x.child limit children.max
     ) d
-    cross join lateral (
-        (select j.task, j.state, j.run_if from pgqueue.jobs j where j.id = d.child limit 1)
-        union all
-        (select h.task, h.state, h.run_if from pgqueue.history h where h.id = d.child limit 1)
-        limit 1
-    ) c
+    cross join lateral (select a.task, a.state, a.run_if from pgqueue.all_jobs a where a.id = d.child limit 1) c
     order by d.child;
 end
 $$;

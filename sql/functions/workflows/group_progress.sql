@@ -17,13 +17,9 @@ begin
         n.waiting + n.failed + n.blocked + n.executing + n.succeeded + n.dead + n.cancelled,
         n.waiting, n.failed, n.blocked, n.executing, n.succeeded, n.dead, n.cancelled
     from (
-        select j.args ->> 'name' as name, j.state, j.blocked_on
-        from pgqueue.jobs j
-        where j.id = group_progress.group_id and j.task = '@group'
-        union all
-        select h.args ->> 'name', h.state, null
-        from pgqueue.history h
-        where h.id = group_progress.group_id and h.task = '@group'
+        select a.args ->> 'name' as name, a.state, a.blocked_on
+        from pgqueue.all_jobs a
+        where a.id = group_progress.group_id and a.task = '@group'
         limit 1
     ) g
     cross join lateral pgqueue._group_numbers(group_progress.group_id, null, 2147483647) n;

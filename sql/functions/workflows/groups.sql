@@ -71,14 +71,10 @@ begin
     from listed i
     left join lateral (
         select
-            j.args ->> 'name' as name, j.state::text as state, j.blocked_on = '@open' as is_open, j.created_at,
-            null::timestamptz as finished_at, null::jsonb as result
-        from pgqueue.jobs j
-        where j.id = i.id and j.task = '@group'
-        union all
-        select h.args ->> 'name', h.state::text, false, h.created_at, h.finished_at, h.result
-        from pgqueue.history h
-        where h.id = i.id and h.task = '@group'
+            a.args ->> 'name' as name, a.state::text as state, a.blocked_on = '@open' as is_open, a.created_at, a.finished_at,
+            a.result
+        from pgqueue.all_jobs a
+        where a.id = i.id and a.task = '@group'
         limit 1
     ) g on true
     cross join lateral pgqueue._group_numbers(i.id, g.result, groups.count_to) n

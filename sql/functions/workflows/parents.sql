@@ -14,23 +14,13 @@ begin
     end if;
     return query
     select
-        p.id, coalesce(l.task, e.task),
-        coalesce(l.state, e.state, case when d.ended = 'deleted' then 'deleted' else 'forgotten' end),
-        e.result, coalesce(l.errors, e.errors) -> -1
-    from (
-        select j.depends_on from pgqueue.jobs j where j.id = parents.job_id
-        union all
-        select h.depends_on from pgqueue.history h where h.id = parents.job_id
-        limit 1
-    ) c
+        p.id, j.task, coalesce(j.state::text, case when d.ended = 'deleted' then 'deleted' else 'forgotten' end),
+        j.result, j.errors -> -1
+    from (select a.depends_on from pgqueue.all_jobs a where a.id = parents.job_id limit 1) c
     cross join lateral unnest(c.depends_on) p (id)
-    left join lateral (select j.task, j.state::text, j.errors from pgqueue.jobs j where j.id = p.id limit 1) l on true
     left join lateral (
-        select h.task, h.state::text, h.result, h.errors
-        from pgqueue.history h
-        where l.state is null and h.id = p.id
-        limit 1
-    ) e on true
+        select a.task, a.state, a.result, a.errors from pgqueue.all_jobs a where a.id = p.id limit 1
+    ) j on true
     left join pgqueue.dependencies d on d.parent = p.id and d.child = parents.job_id
     order by p.id;
 end
