@@ -14,30 +14,13 @@ begin
         );
     end if;
     return query
-    select m.id, m.task, m.state::text, m.queue, m.attempts, m.errors -> -1
-    from (
-        (
-            -- Read by state, then sorted by id: up to all members of the group.
-            select j.id, j.task, j.state, j.queue, j.attempts, j.errors
-            from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = members.group_id
-                and (members.state is null or j.state = members.state::pgqueue.job_state)
-                and j.id > members.after
-            order by j.id
-            limit members.max
-        )
-        union all
-        (
-            select h.id, h.task, h.state, h.queue, h.attempts, h.errors
-            from pgqueue.history h
-            where h.group_id is not null and h.group_id = members.group_id
-                and (members.state is null or h.state = members.state::pgqueue.job_state)
-                and h.id > members.after
-            order by h.id
-            limit members.max
-        )
-    ) m
-    order by m.id
+    -- Live ones are read by state, then sorted by id: up to all members of the group.
+    select a.id, a.task, a.state::text, a.queue, a.attempts, a.errors -> -1
+    from pgqueue.all_jobs a
+    where a.group_id is not null and a.group_id = members.group_id
+        and (members.state is null or a.state = members.state::pgqueue.job_state)
+        and a.id > members.after
+    order by a.id
     limit members.max;
 end
 $$;
