@@ -24,21 +24,12 @@ begin
     with recursive found (id) as (
         select coalesce(groups.before, 9223372036854775807) where groups.group_id is null
         union all
-        select greatest(
-            (
-                select j.group_id
-                from pgqueue.jobs j
-                where j.group_id is not null and j.group_id < f.id
-                order by j.group_id desc
-                limit 1
-            ),
-            (
-                select h.group_id
-                from pgqueue.history h
-                where h.group_id is not null and h.group_id < f.id
-                order by h.group_id desc
-                limit 1
-            )
+        select (
+            select a.group_id
+            from pgqueue.all_jobs a
+            where a.group_id is not null and a.group_id < f.id
+            order by a.group_id desc
+            limit 1
         )
         from found f
         where f.id is not null
