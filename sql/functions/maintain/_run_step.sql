@@ -1,8 +1,9 @@
 -- How a step of maintenance is run: slice by slice, until its share of the time is over. See _steps.
 
+-- p_is_killed: the last call was killed or cancelled within it; that is recorded as if statement_timeout had cut it.
 create or replace function pgqueue._run_step(
     p_state pgqueue.maintenance_steps, p_number integer, p_every interval, p_slice integer, p_deadline timestamptz,
-    inout run pgqueue.maintenance_runs, out cut boolean
+    p_is_killed boolean, inout run pgqueue.maintenance_runs, out cut boolean
 )
 language plpgsql
 as $$
@@ -17,10 +18,13 @@ declare
     v_has_failed boolean := false;
     v_context text;
 begin
-    cut := false;
+    cut := p_is_killed;
     perform setval('pgqueue.step_under_way', p_number);
     v_step.missed_since := null;
-    loop
+    if p_is_killed then
+        v_step.error := 'the call was cancelled, or its session ended, within this step';
+    end if;
+    while not p_is_killed loop
         v_slice_from := clock_timestamp();
         begin
             select r.run, r.next_cursor, r.is_more, r.problem into v_slice

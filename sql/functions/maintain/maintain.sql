@@ -92,17 +92,10 @@ begin
     perform pgqueue._propose_horizon(v_began, v_newest_id);
     if (select u.last_value from pgqueue.step_under_way u) > 0 then
         -- It counts as a failure, so that a step that is killed each time does not stop the others each time.
-        select l as state, s.slice into v_due
+        perform pgqueue._run_step(l, s.number, s.every, s.slice, v_deadline, true, v_run)
         from pgqueue._last_steps() l
         join pgqueue._steps() s on s.step = l.step
         where s.number = (select u.last_value from pgqueue.step_under_way u);
-        v_step := v_due.state;
-        v_step.failures := v_step.failures + 1;
-        v_step.failing_since := coalesce(v_step.failing_since, v_now);
-        v_step.error := 'the call was cancelled, or its session ended, within this step';
-        v_step.slice := greatest(coalesce(v_step.slice, v_due.slice) / 4, 1);
-        v_step.next_at := v_now + least(interval '1 s' * power(2, least(v_step.failures, 8)), interval '5 min');
-        perform pgqueue._note_step(v_step, v_due.state, v_now);
     end if;
     for v_due in
         select l as state, s.number, s.every, s.slice
@@ -122,7 +115,7 @@ begin
             continue;
         end if;
         select r.run, r.cut into v_result
-        from pgqueue._run_step(v_due.state, v_due.number, v_due.every, v_due.slice, v_deadline, v_run) r;
+        from pgqueue._run_step(v_due.state, v_due.number, v_due.every, v_due.slice, v_deadline, false, v_run) r;
         v_run := v_result.run;
         -- Once statement_timeout has struck, nothing ends this statement any more.
         v_is_over := v_result.cut or clock_timestamp() >= v_deadline;
