@@ -45,21 +45,13 @@ as $$
         )
         union all
         (
-            -- It began before the jobs behind it, so it is among the first.
-            select h.id
-            from (
-                select y.id, y.blocked_on
-                from pgqueue.jobs y
-                where j.key is not null and pgqueue._holds_position(y) and y.queue = j.queue and y.key = j.key
-                order by y.queue, y.key, y.id
-                limit 100
-            ) h
-            where h.blocked_on = '@jobs'
+            select y.id
+            from pgqueue.jobs y
+            where y.key is not null and y.blocked_on = '@jobs' and y.queue = j.queue and y.key = j.key
+            limit 100
         )
         union all
-        (
-            select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null
-        )
+        (select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null)
     ) w
 $$;
 
