@@ -127,7 +127,8 @@ begin
     end loop;
 
     if v_gone.unkept <> '{}' then
-        perform pgqueue._leave_traces(v_gone.unkept, p_state::text);
+        insert into pgqueue.traces (id, state)
+        select u.id, p_state::text from unnest(v_gone.unkept) u (id) on conflict do nothing;
     end if;
     if v_gone.more is not null then
         perform pgqueue._follow_ends(v_gone.more, p_executing, p_state, p_error);

@@ -100,7 +100,7 @@ returns void
 language plpgsql
 as $$
 begin
-    perform pgqueue._leave_traces(p_unkept, 'deleted');
+    insert into pgqueue.traces (id, state) select u.id, 'deleted' from unnest(p_unkept) u (id) on conflict do nothing;
     perform pgqueue._free_dedupe(p_dedupe_ids, true) where p_dedupe_ids is not null;
     delete from pgqueue.job_logs l where l.job_id = any (p_ids);
     perform pgqueue._drop_dependencies(p_children, false) where p_children is not null;

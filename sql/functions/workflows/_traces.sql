@@ -6,15 +6,6 @@
 -- commit and have not ended are among them. The second finds none of these open any more, and deletes it.
 -- Every transaction holds a lock on its virtual id, which any role may see.
 
-create or replace function pgqueue._leave_traces(p_ids bigint[], p_state text)
-returns void
-language plpgsql
-as $$
-begin
-    insert into pgqueue.traces (id, state) select u.id, p_state from unnest(p_ids) u (id) on conflict (id) do nothing;
-end
-$$;
-
 -- Deletes the traces that no transaction and no child needs any more.
 create or replace function pgqueue._tidy_traces()
 returns void
