@@ -1,12 +1,8 @@
 -- cron_next: the next instant of a cron expression, for people and tests. Reads no table and locks nothing.
 --
--- The rules are vixie cron's, as Debian has it. Five fields, or six with seconds first; lists, ranges, steps, names;
--- 7 is Sunday. Where day-of-month and day-of-week are both restricted, either is enough; a field that begins with *
--- (also */2) counts as not restricted, and then both must fit. Where minute or hour begins with *, the expression
--- runs on elapsed time: a doubled hour twice, a skipped one not at all. Any other runs by the wall clock: an
--- instant in a skipped stretch runs once, at the jump; one in a doubled stretch, at its first pass only.
--- Beyond vixie: a/n is a to the end of the field by n, a range may end in sun. Stricter: a step may not be above the
--- number of the field's values (*/90 is not every 90 minutes). Not supported: L, W, #, ?, @reboot.
+-- The rules are vixie cron's, as Debian has it, also for days (*/2 counts as not restricted) and for changes of the clock: see
+-- _cron_parse. Beyond vixie: a/n is a to the end of the field by n, a range may end in sun. Stricter: a step may not be above
+-- the number of the field's values (*/90 is not every 90 minutes). Not supported: L, W, #, ?, @reboot.
 
 create or replace function pgqueue.cron_next(expression text, after timestamptz, timezone text default 'UTC')
 returns timestamptz

@@ -129,11 +129,6 @@ begin
                 'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
             ),
             (
-                (p_schedule.catch_up_cap between 1 and 10000) is not true, 'catch_up_cap must be between 1 and 10000',
-                format('It is %s.', coalesce(p_schedule.catch_up_cap::text, 'null')),
-                'Give the number of missed runs that are made up for at most; 100 is the default.'
-            ),
-            (
                 (p_schedule.overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
                 format('It is %s.', coalesce(quote_literal(p_schedule.overlap), 'null')),
                 'start: a run starts even if the last one has not ended; skip: it is left out.'
@@ -144,6 +139,9 @@ begin
             )
     ) r (is_wrong, message, detail, hint)
     where r.is_wrong;
+    perform pgqueue._check_range(
+        'catch_up_cap', p_schedule.catch_up_cap, 1, 10000, 'Give the number of missed runs that are made up for at most; 100 is the default.'
+    );
     perform pgqueue._check_timezone(p_schedule.declared_timezone);
 end
 $$;
