@@ -132,34 +132,29 @@ returns void
 language plpgsql
 as $$
 declare
-    v_waited bigint[];
+    v_waited bigint[] := '{}'::bigint[];
     v_group record;
     v_around bigint[];
     v_victim bigint;
 begin
-    v_waited := array(
-        select j.id
-        from unnest(p_children) w (id)
-        cross join lateral (
-            select x.id, x.key, x.blocked_on from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
-        ) j
-        where (j.key is not null and j.blocked_on = '@jobs')
-            or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null)
-    );
-    -- The others count if their group waits. This is the check of the enqueue, which stops at other members.
     for v_group in
-        select j.group_id, array_agg(distinct w.id) as ids, array_agg(distinct d.parent) as parents
+        select j.is_waited_for, j.group_id, array_agg(distinct j.id) as ids, array_agg(distinct d.id) as parents
         from unnest(p_children) w (id)
         cross join lateral (
-            select x.group_id from pgqueue.jobs x
-            where x.id = w.id and x.state = 'blocked' and x.group_id is not null
+            select
+                x.id, x.group_id,
+                coalesce(x.key is not null and x.blocked_on = '@jobs', false)
+                or exists (select from pgqueue.dependencies y where y.parent = x.id and y.ended is null) as is_waited_for
+            from pgqueue.jobs x
+            where x.id = w.id and x.state = 'blocked'
             limit 1
         ) j
-        cross join lateral pgqueue._open_parents(w.id) d (parent)
-        where w.id <> all (v_waited)
-        group by j.group_id
+        left join lateral pgqueue._open_parents(case when not j.is_waited_for then j.id end) d on true
+        where j.is_waited_for or j.group_id is not null
+        group by j.is_waited_for, j.group_id
     loop
-        if pgqueue._circle(null, v_group.group_id, v_group.parents) is not null then
+        -- The others count if their group waits. This is the check of the enqueue, which stops at other members.
+        if v_group.is_waited_for or pgqueue._circle(null, v_group.group_id, v_group.parents) is not null then
             v_waited := v_waited || v_group.ids;
         end if;
     end loop;
