@@ -156,15 +156,13 @@ begin
     from pgqueue.history h
     where h.id = p_id and h.task = '@group'
     for update skip locked;
-    if not found then
-        if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
-            perform pgqueue._leave_notes('group', array[p_id], interval '200 ms');
-        end if;
-        return;
+    if found then
+        perform pgqueue._requeue(array[v_group]);
+        perform pgqueue._leave_notes('group', array[p_id]);
+        perform pgqueue._reopen_children(array[p_id]);
+    elsif exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
+        perform pgqueue._leave_notes('group', array[p_id], interval '200 ms');
     end if;
-    perform pgqueue._requeue(array[v_group]);
-    perform pgqueue._leave_notes('group', array[p_id]);
-    perform pgqueue._reopen_children(array[p_id]);
 end
 $$;
 
