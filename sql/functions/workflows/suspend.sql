@@ -14,9 +14,8 @@ as $$
 declare
     v_open bigint[];
     v_job record;
-    v_until timestamptz := suspend.until;
 begin
-    if num_nonnulls(v_until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
+    if num_nonnulls(suspend.until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
         or array_ndims(suspend.depends_on) > 1 or array_position(suspend.depends_on, null) is not null
     then
         perform pgqueue._refuse(
@@ -27,12 +26,12 @@ begin
     if not pgqueue._lock_held(suspend.job_id, suspend.reservation, true) then
         return null;
     end if;
-    if v_until is not null then
-        perform pgqueue._check_run_at(v_until);
-        if v_until <= pgqueue._clock() then
+    if suspend.until is not null then
+        perform pgqueue._check_run_at(suspend.until);
+        if suspend.until <= pgqueue._clock() then
             return 'ready';
         end if;
-        perform pgqueue._put_back(array[suspend.job_id], v_until - pgqueue._clock(), true, false);
+        perform pgqueue._put_back(array[suspend.job_id], suspend.until - pgqueue._clock(), true, false);
         return 'suspended';
     end if;
 
