@@ -169,19 +169,14 @@ begin
             where x.id = w.id and x.state = v_blocked and x.blocked_on in ('@parents', '@jobs', '@open', '@group')
             limit 1
         ) j
-        cross join lateral (
+        left join lateral (
             -- From the newest parent backwards: the oldest ones have left dead entries.
-            select coalesce(
-                (
-                    select true
-                    from pgqueue.dependencies d
-                    where d.child = w.id and d.ended is null
-                    order by d.child desc, d.parent desc
-                    limit 1
-                ),
-                false
-            ) as is_open
-        ) o
+            select true as is_open
+            from pgqueue.dependencies d
+            where d.child = w.id and d.ended is null
+            order by d.child desc, d.parent desc
+            limit 1
+        ) o on true
         left join lateral (
             select d.parent, d.ended
             from pgqueue.dependencies d
