@@ -32,7 +32,6 @@ begin
         v_left := v_left - cardinality(v_children);
         perform pgqueue._leave_notes('settle', v_children);
         v_parents := pgqueue._revive_children(v_children);
-        exit when v_parents = '{}';
     end loop;
 end
 $$;
@@ -75,10 +74,9 @@ begin
         and not exists (select from pgqueue.jobs j where j.id = w.id limit 1)
         and not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
     perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms');
-    if v_found.ids is null then
-        return '{}'::bigint[];
+    if v_found.ids is not null then
+        perform pgqueue._requeue(v_found.jobs, false);
     end if;
-    perform pgqueue._requeue(v_found.jobs, false);
     return v_found.ids;
 end
 $$;
