@@ -93,16 +93,13 @@ begin
         array_agg(l.id) filter (where l.spared),
         array_agg(l.id) filter (
             where not l.spared and l.started
-                and coalesce(
-                    (
-                        select b.at < l.heard_at
-                        from pgqueue.heartbeats b
-                        where b.worker between l.reserved_by and l.reserved_by
-                        order by b.worker desc, b.n desc
-                        limit 1
-                    ),
-                    true
-                )
+                and (
+                    select b.at < l.heard_at
+                    from pgqueue.heartbeats b
+                    where b.worker between l.reserved_by and l.reserved_by
+                    order by b.worker desc, b.n desc
+                    limit 1
+                ) is not false
         )
     into v_lapsed_ids, v_spared_ids, v_crashed_ids
     from (
@@ -111,11 +108,10 @@ begin
             j.started is not distinct from j.reservation as started,
             -- A live worker sends a heartbeat about as often as it extends, every third of a lease.
             j.lease_expires_at - j.lease / 2 as heard_at,
-            not j.grace_given and coalesce(
-                v_gap_at > j.lease_expires_at - j.lease / 2
-                    and v_gap_at > j.lease_expires_at - j.lease + interval '8 s',
-                false
-            ) as spared
+            (
+                not j.grace_given and v_gap_at > j.lease_expires_at - j.lease / 2
+                and v_gap_at > j.lease_expires_at - j.lease + interval '8 s'
+            ) is true as spared
         from pgqueue.jobs j
         where j.id = any (v_lapsed_ids)
         order by j.lease_expires_at

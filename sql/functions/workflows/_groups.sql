@@ -36,9 +36,8 @@ begin
         select
             j.reservation, j.run_if, j.cancel_requested_at is not null as is_cancelled,
             -- Then it has the error of the parent.
-            coalesce(
-                j.cancel_requested_at is not null and j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false
-            ) as by_parent
+            (j.cancel_requested_at is not null and j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded')) is true
+                as by_parent
         into v_group
         from pgqueue.jobs j
         where j.id = v_id and j.task = '@group' and j.blocked_on <> '@open'

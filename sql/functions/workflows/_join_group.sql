@@ -88,19 +88,16 @@ begin
     -- One snapshot: a member that is put back and claimed meanwhile has a state that another statement misses. From the
     -- highest id: jobs start in the order of their ids, and the lowest have left dead entries. Not EXISTS: the planner takes
     -- the order out of that, and would walk from the lowest id.
-    return coalesce(
-        (
-            select true
-            from unnest(p_states) s (state)
-            cross join lateral (
-                select from pgqueue.jobs j
-                where j.group_id is not null and j.group_id = p_group_id and j.state = s.state
-                order by j.group_id desc, j.state desc, j.id desc
-                limit 1
-            ) m
+    return (
+        select true
+        from unnest(p_states) s (state)
+        cross join lateral (
+            select from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = s.state
+            order by j.group_id desc, j.state desc, j.id desc
             limit 1
-        ),
-        false
-    );
+        ) m
+        limit 1
+    ) is true;
 end
 $$;
