@@ -55,10 +55,7 @@ begin
         order by u.id
     ) w
     left join lateral (
-        select h.id
-        from pgqueue.history h
-        where h.id = w.id and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
-        for update skip locked
+        select h.id from pgqueue.history h where h.id = w.id and h.state = v_cancelled for update skip locked
     ) l on true;
     -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
     select
