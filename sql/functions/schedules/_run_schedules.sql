@@ -28,12 +28,8 @@ begin
         select s.name, case when r.next_at <= v_now then r.next_at end as due_at
         from pgqueue.schedules s
         left join lateral pgqueue._latest_plan(s.name, v_now) r on true
-        cross join lateral (
-            select
-                r.rule is distinct from pgqueue._schedule_rule(s)
-                or (r.next_at is null and r.retry_at <= v_now) as anew
-        ) k
-        where s.paused_at is null and (k.anew or coalesce(r.retry_at, r.next_at) <= v_now)
+        where s.paused_at is null
+            and (r.rule is distinct from pgqueue._schedule_rule(s) or coalesce(r.retry_at, r.next_at) <= v_now)
         order by 2 nulls first, 1
         limit p_limit
     ) d;
