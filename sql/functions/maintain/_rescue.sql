@@ -36,17 +36,14 @@ declare
     v_lapsed_ids bigint[];
     v_spared_ids bigint[];
     v_crashed_ids bigint[];
-    v_head record;
 begin
     rescued := 0;
     spared := 0;
-    select h.head as at, h.head_id as id into v_head from pgqueue._head('', 0::smallint, false) h;
     select array_agg(l.id) into v_lapsed_ids
     from (
         select j.id
         from pgqueue.jobs j
-        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
-            and j.lease_expires_at <= v_now
+        where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() and j.lease_expires_at <= v_now
         order by j.lease_expires_at, j.id
         limit p_limit
         for update skip locked
