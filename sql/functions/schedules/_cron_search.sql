@@ -20,25 +20,17 @@ begin
         return pgqueue._cron_find(p_spec, v_from) at time zone 'UTC';
     end if;
 
-    -- Whether p_after itself is in a doubled stretch of local time. No zone changes its offset twice within a day.
+    -- In the first pass of a doubled stretch of local time: the second one begins again at an earlier local time. No zone changes
+    -- its offset twice within a day.
     v_offset := pgqueue._utc_offset(p_after, p_timezone);
-    v_other := pgqueue._utc_offset(
-        p_after + case when v_elapsed then interval '24 hours' else interval '-24 hours' end, p_timezone
-    );
-    v_turn := p_after + (v_offset - v_other);
-    if v_other <> v_offset and (v_other < v_offset) = v_elapsed and pgqueue._utc_offset(v_turn, p_timezone) = v_other then
-        v_turn := pgqueue._turn_of_zone(least(p_after, v_turn), greatest(p_after, v_turn), p_timezone);
-        if v_elapsed then
-            -- In its first pass: the second one begins again at an earlier local time.
-            v_local := pgqueue._cron_find(p_spec, v_from);
-            if v_local < (v_turn at time zone 'UTC') + v_offset then
-                return (v_local - v_offset) at time zone 'UTC';
-            end if;
-            v_from := v_turn at time zone p_timezone;
-        else
-            -- In its second pass: every instant up to its end ran in the first one.
-            v_from := (v_turn at time zone 'UTC') + v_other;
+    v_turn := p_after + (v_offset - pgqueue._utc_offset(p_after + interval '24 hours', p_timezone));
+    if v_elapsed and v_turn > p_after and pgqueue._utc_offset(v_turn, p_timezone) <> v_offset then
+        v_turn := pgqueue._turn_of_zone(p_after, v_turn, p_timezone);
+        v_local := pgqueue._cron_find(p_spec, v_from);
+        if v_local < (v_turn at time zone 'UTC') + v_offset then
+            return (v_local - v_offset) at time zone 'UTC';
         end if;
+        v_from := v_turn at time zone p_timezone;
     end if;
 
     loop
@@ -56,12 +48,16 @@ begin
             continue;
         end if;
         -- ... and a doubled one as its second pass: the first one is a change of offset earlier.
-        v_turn := v_at - interval '24 hours';
-        v_turn := (v_local - pgqueue._utc_offset(v_turn, p_timezone)) at time zone 'UTC';
-        if v_turn < v_at and v_turn > p_after and (v_turn at time zone p_timezone) = v_local then
+        v_turn := (v_local - pgqueue._utc_offset(v_at - interval '24 hours', p_timezone)) at time zone 'UTC';
+        if (v_turn < v_at and (v_turn at time zone p_timezone) = v_local) is not true then
+            return v_at;
+        elsif v_turn > p_after then
             return v_turn;
+        elsif v_elapsed then
+            return v_at;
         end if;
-        return v_at;
+        -- It ran in the first pass.
+        v_from := v_local + interval '1 s';
     end loop;
 end
 $$;
