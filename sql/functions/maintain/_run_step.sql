@@ -122,9 +122,7 @@ begin
                 when (select count(*) from (select from pgqueue.lanes limit 65) l) > 64
                     then (select count(*)::integer from (select from pgqueue.lanes l where l.due_from = '-infinity' limit 10000) l)
             end;
-            if run.due_lanes is not null then
-                perform pgqueue._tidy_lanes(v_now);
-            end if;
+            perform pgqueue._tidy_lanes(v_now) where run.due_lanes is not null;
             run.found_lanes := run.found_lanes + pgqueue._find_lanes();
         when 'heads' then
             perform pgqueue._move_all_heads();

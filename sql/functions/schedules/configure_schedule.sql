@@ -16,12 +16,8 @@ declare
     v_is_settled boolean;
 begin
     perform pgqueue._check_name('name', configure_schedule.name);
-    if configure_schedule.expression is not null then
-        perform pgqueue._cron_parse(configure_schedule.expression);
-    end if;
-    if configure_schedule.timezone is not null then
-        perform pgqueue._check_timezone(configure_schedule.timezone);
-    end if;
+    perform pgqueue._cron_parse(configure_schedule.expression) where configure_schedule.expression is not null;
+    perform pgqueue._check_timezone(configure_schedule.timezone) where configure_schedule.timezone is not null;
     select s.* into v_schedule from pgqueue.schedules s where s.name = configure_schedule.name for update;
     v_is_settled := found and v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
     if not pgqueue._configure(

@@ -21,9 +21,7 @@ begin
     end if;
     v_is_settled := pgqueue._settle_schedule(v_schedule);
     update pgqueue.schedules s set paused_at = null where s.name = resume_schedule.name;
-    if v_is_settled then
-        perform pgqueue._plan_schedule(v_schedule, pgqueue._clock(), true);
-    end if;
+    perform pgqueue._plan_schedule(v_schedule, pgqueue._clock(), true) where v_is_settled;
     return pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
 end
 $$;

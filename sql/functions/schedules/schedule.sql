@@ -75,11 +75,10 @@ begin
         select w.is_written into v_is_written from pgqueue._write_options('schedule', schedule.name, v_declared, true) w;
         v_schedule := v_after;
     end if;
-    if v_is_written then
-        perform pgqueue._audit(
-            'schedule', jsonb_build_object('name', schedule.name, 'expression', schedule.expression, 'every', schedule.every)
-        );
-    end if;
+    perform pgqueue._audit(
+        'schedule', jsonb_build_object('name', schedule.name, 'expression', schedule.expression, 'every', schedule.every)
+    )
+    where v_is_written;
 
     select l.next_at, l.rule into v_next_at, v_rule from pgqueue._latest_plan(schedule.name, v_now) l;
     if v_rule is distinct from pgqueue._schedule_rule(v_schedule)

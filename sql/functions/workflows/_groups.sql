@@ -116,11 +116,10 @@ begin
                 end
             );
         end if;
-        if v_group.by_parent or (v_verdict = 'cancel' and not v_group.is_cancelled) then
-            -- The parent may have been retried since: then the group comes back. Or it ended while another session had locked
-            -- the group, and did not cancel it.
-            perform pgqueue._leave_notes('settle', array[v_id]);
-        end if;
+        -- The parent may have been retried since: then the group comes back. Or it ended while another session had locked the
+        -- group, and did not cancel it.
+        perform pgqueue._leave_notes('settle', array[v_id])
+        where v_group.by_parent or (v_verdict = 'cancel' and not v_group.is_cancelled);
     end loop;
 end
 $$;

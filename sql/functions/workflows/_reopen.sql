@@ -71,9 +71,7 @@ begin
         and not exists (select from pgqueue.jobs j where j.id = w.id limit 1)
         and not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
     perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms');
-    if v_found.ids is not null then
-        perform pgqueue._requeue(v_found.jobs, false);
-    end if;
+    perform pgqueue._requeue(v_found.jobs, false) where v_found.ids is not null;
     return v_found.ids;
 end
 $$;

@@ -33,9 +33,7 @@ begin
     if not found then
         return false;
     end if;
-    if not pgqueue._old_snapshot() then
-        perform pgqueue._wake_waiters(emit_event.name);
-    end if;
+    perform pgqueue._wake_waiters(emit_event.name) where not pgqueue._old_snapshot();
     perform pgqueue._leave_notes('event', '{null}', '0', emit_event.name);
     return true;
 end

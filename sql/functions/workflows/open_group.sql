@@ -14,9 +14,7 @@ declare
     v_options pgqueue.job_options;
     v_job pgqueue.jobs;
 begin
-    if open_group.name is not null then
-        perform pgqueue._check_name('name', open_group.name, 512);
-    end if;
+    perform pgqueue._check_name('name', open_group.name, 512) where open_group.name is not null;
     v_options.task := '@group';
     v_options.queue := '@groups';
     v_options.args := jsonb_strip_nulls(jsonb_build_object('name', open_group.name));
@@ -30,9 +28,7 @@ begin
     v_job.state := 'blocked';
     v_job.blocked_on := '@open';
     perform pgqueue._insert_jobs(array[v_job]);
-    if v_job.depends_on is not null then
-        perform pgqueue._add_dependencies(array[v_job.id], v_job.followers);
-    end if;
+    perform pgqueue._add_dependencies(array[v_job.id], v_job.followers) where v_job.depends_on is not null;
     -- Shows the ends of members that there are groups: see _has_notes.
     perform pgqueue._leave_notes('group', array[v_job.id]);
     return v_job.id;

@@ -9,9 +9,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
 begin
-    if parents.job_id is null then
-        perform pgqueue._refuse('job_id must not be null', null, 'Give the id of the job whose parents to read.');
-    end if;
+    perform pgqueue._refuse('job_id must not be null', null, 'Give the id of the job whose parents to read.')
+    where parents.job_id is null;
     return query
     select
         p.id, j.task, coalesce(j.state::text, case when d.ended = 'deleted' then 'deleted' else 'forgotten' end),

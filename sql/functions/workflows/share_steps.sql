@@ -48,18 +48,15 @@ begin
     cross join unnest(v_held) h (id)
     where w.job_id = share_steps.job_id and w.step = share_steps.name
     on conflict (name, job_id, step) do nothing;
-    if found then
-        perform pgqueue._begin_steps(h.id) from unnest(v_held) h (id);
-    end if;
+    perform pgqueue._begin_steps(h.id) from unnest(v_held) h (id) where found;
     -- No row: the leader was asked to cancel, and has ended. The other keys run again.
     select j.ready_at, j.blocked_on into v_leader from pgqueue.jobs j where j.id = share_steps.job_id;
     perform pgqueue._put_back(v_held, greatest(v_leader.ready_at - pgqueue._clock(), '0'), true, false);
-    if v_leader.blocked_on = '@jobs' then
-        perform pgqueue._wait_for_jobs(
-            w.id, array(select d.parent from pgqueue.dependencies d where d.child = share_steps.job_id and d.ended is null)
-        )
-        from unnest(v_held) w (id);
-    end if;
+    perform pgqueue._wait_for_jobs(
+        w.id, array(select d.parent from pgqueue.dependencies d where d.child = share_steps.job_id and d.ended is null)
+    )
+    from unnest(v_held) w (id)
+    where v_leader.blocked_on = '@jobs';
 end
 $$;
 
