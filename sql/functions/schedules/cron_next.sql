@@ -10,14 +10,11 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if cron_next.after is null
-        or cron_next.after not between '0002-01-01 00:00:00+00' and '9900-01-01 00:00:00+00'
-    then
-        perform pgqueue._refuse(
-            'after must be an instant between the years 2 and 9900',
-            format('It is %s.', coalesce(cron_next.after::text, 'null')), 'Give after as a timestamptz.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'after must be an instant between the years 2 and 9900',
+        format('It is %s.', coalesce(cron_next.after::text, 'null')), 'Give after as a timestamptz.'
+    )
+    where (cron_next.after between '0002-01-01 00:00:00+00' and '9900-01-01 00:00:00+00') is not true;
     perform pgqueue._check_timezone(cron_next.timezone);
     return pgqueue._cron_next(pgqueue._cron_parse(cron_next.expression), cron_next.after, cron_next.timezone);
 end

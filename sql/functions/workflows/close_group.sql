@@ -12,11 +12,10 @@ declare
     v_group record;
 begin
     select j.blocked_on, j.task into v_group from pgqueue.jobs j where j.id = close_group.group_id for update;
-    if v_group.task <> '@group' then
-        perform pgqueue._refuse(
-            format('%s is no group', close_group.group_id), 'It is a job.', 'Give the id that open_group() returned.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        format('%s is no group', close_group.group_id), 'It is a job.', 'Give the id that open_group() returned.'
+    )
+    where v_group.task <> '@group';
     if v_group.blocked_on is distinct from '@open' then
         return false;
     end if;

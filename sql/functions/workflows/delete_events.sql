@@ -13,14 +13,12 @@ as $$
 declare
     v_count bigint;
 begin
-    if num_nonnulls(delete_events.names, nullif(delete_events.prefix, '')) <> 1
-        or delete_events.max_events is null or delete_events.max_events not between 1 and 10000
-    then
-        perform pgqueue._refuse(
-            'delete_events takes either names or prefix, and max_events between 1 and 10000', null,
-            'Give names as text[], or prefix, with which all names begin; call again while it returns max_events.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'delete_events takes either names or prefix, and max_events between 1 and 10000', null,
+        'Give names as text[], or prefix, with which all names begin; call again while it returns max_events.'
+    )
+    where num_nonnulls(delete_events.names, nullif(delete_events.prefix, '')) <> 1
+        or (delete_events.max_events between 1 and 10000) is not true;
     delete from pgqueue.events e
     where e.ctid = any (
         array(

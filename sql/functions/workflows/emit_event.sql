@@ -15,12 +15,11 @@ declare
 begin
     perform pgqueue._check_name('name', emit_event.name, 512);
     perform pgqueue._check_step('payload', emit_event.payload);
-    if emit_event.keep_for is null or not isfinite(emit_event.keep_for) or emit_event.keep_for not between '0' and '2 years' then
-        perform pgqueue._refuse(
-            'keep_for must be between zero and two years', format('It is %s.', coalesce(emit_event.keep_for::text, 'null')),
-            'Give keep_for as an interval: how long a job that begins to wait later still gets the event.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'keep_for must be between zero and two years', format('It is %s.', coalesce(emit_event.keep_for::text, 'null')),
+        'Give keep_for as an interval: how long a job that begins to wait later still gets the event.'
+    )
+    where (isfinite(emit_event.keep_for) and emit_event.keep_for between '0' and '2 years') is not true;
     if emit_event.keep_for < '1 day' then
         -- The event is for all jobs that wait for it, even if the clock was moved meanwhile.
         v_kept_until := (select max(w.since) + interval '1 us' from pgqueue.event_waits w where w.name = emit_event.name);

@@ -8,11 +8,10 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 begin
     perform pgqueue._check_range('max', members.max, 1, 10000, 'Give max within this range, and call again with after => the last id.');
-    if members.state is not null and members.state <> all (enum_range(null::pgqueue.job_state)::text[]) then
-        perform pgqueue._refuse(
-            'state is unknown', format('It is %s.', quote_literal(members.state)), 'Give state as one of a job, or leave it out.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'state is unknown', format('It is %s.', quote_literal(members.state)), 'Give state as one of a job, or leave it out.'
+    )
+    where members.state <> all (enum_range(null::pgqueue.job_state)::text[]);
     return query
     -- Live ones are read by state, then sorted by id: up to all members of the group.
     select a.id, a.task, a.state::text, a.queue, a.attempts, a.errors -> -1

@@ -15,14 +15,12 @@ declare
     v_open bigint[];
     v_job record;
 begin
-    if num_nonnulls(suspend.until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
-        or array_ndims(suspend.depends_on) > 1 or array_position(suspend.depends_on, null) is not null
-    then
-        perform pgqueue._refuse(
-            'suspend takes either until or depends_on, of at most 1000 jobs', null,
-            'Give until, an instant, or depends_on, ids of jobs; for more jobs open a group, and wait for that.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'suspend takes either until or depends_on, of at most 1000 jobs', null,
+        'Give until, an instant, or depends_on, ids of jobs; for more jobs open a group, and wait for that.'
+    )
+    where num_nonnulls(suspend.until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
+        or array_ndims(suspend.depends_on) > 1 or array_position(suspend.depends_on, null) is not null;
     if not pgqueue._lock_held(suspend.job_id, suspend.reservation, true) then
         return null;
     end if;
@@ -43,18 +41,15 @@ begin
         return 'ready';
     end if;
     select j.queue, j.key, j.group_id into v_job from pgqueue.jobs j where j.id = suspend.job_id;
-    if v_job.key is not null and exists (
-        select from unnest(v_open) o (id)
-        cross join lateral (
-            select from pgqueue.jobs p where p.id = o.id and p.queue = v_job.queue and p.key = v_job.key limit 1
-        ) p
-    ) then
-        perform pgqueue._refuse(
-            'depends_on names a job of the same key',
-            format('Jobs of key %s run one at a time, and this one keeps its position.', quote_literal(v_job.key)),
-            'Give the jobs to wait for another key, or none.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'depends_on names a job of the same key',
+        format('Jobs of key %s run one at a time, and this one keeps its position.', quote_literal(v_job.key)),
+        'Give the jobs to wait for another key, or none.'
+    )
+    from unnest(v_open) o (id)
+    cross join lateral (
+        select from pgqueue.jobs p where p.id = o.id and p.queue = v_job.queue and p.key = v_job.key limit 1
+    ) p;
     perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
     perform pgqueue._put_back(array[suspend.job_id], '0', true, false);
     perform pgqueue._wait_for_jobs(suspend.job_id, v_open);
