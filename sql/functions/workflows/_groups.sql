@@ -213,12 +213,11 @@ begin
         perform pgqueue._cancel_groups(v_groups);
         exit when v_left <= 0;
     end loop;
-    if exists (
+    perform pgqueue._leave_notes('cancel', array[p_group_id], interval '100 ms')
+    where exists (
         select from pgqueue.jobs j
         where j.group_id is not null and j.group_id = p_group_id and j.cancel_requested_at is null
         limit 1
-    ) then
-        perform pgqueue._leave_notes('cancel', array[p_group_id], interval '100 ms');
-    end if;
+    );
 end
 $$;

@@ -44,15 +44,14 @@ begin
     on conflict (job_id, name) do nothing;
     perform pgqueue._run_now(v_ids, false);
     delete from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
-    if exists (
+    perform pgqueue._leave_notes('event', '{null}', interval '200 ms', p_name)
+    where exists (
         select
         from pgqueue.event_waits w
         cross join lateral (
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1
         ) j
         where w.name = p_name and w.since < v_event.kept_until
-    ) then
-        perform pgqueue._leave_notes('event', '{null}', interval '200 ms', p_name);
-    end if;
+    );
 end
 $$;
