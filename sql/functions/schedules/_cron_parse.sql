@@ -27,18 +27,17 @@ begin
     if cardinality(v_fields) = 5 then
         v_fields := array_prepend('0', v_fields);
     end if;
-    if v_fields is null or cardinality(v_fields) <> 6 or octet_length(p_expression) > 1000 then
-        perform pgqueue._refuse(
-            'a cron expression has five fields, or six with seconds first',
-            case
-                when p_expression is null then 'It is null.'
-                when octet_length(p_expression) > 1000 then format('It has %s bytes; 1000 are allowed.', octet_length(p_expression))
-                else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields))
-            end,
-            'Give minute, hour, day of month, month and day of week, such as ''30 2 * * mon-fri'', or one of '
-            '@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'a cron expression has five fields, or six with seconds first',
+        case
+            when p_expression is null then 'It is null.'
+            when octet_length(p_expression) > 1000 then format('It has %s bytes; 1000 are allowed.', octet_length(p_expression))
+            else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields))
+        end,
+        'Give minute, hour, day of month, month and day of week, such as ''30 2 * * mon-fri'', or one of '
+        '@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.'
+    )
+    where v_fields is null or cardinality(v_fields) <> 6 or octet_length(p_expression) > 1000;
 
     for v_field in 1..6 loop
         v_spec[v_field] := pgqueue._cron_field(v_fields[v_field], v_field);

@@ -46,12 +46,11 @@ begin
     v_after.every := make_interval(secs => extract(epoch from schedule.every)::double precision);
     v_after.spec := case when schedule.expression is not null then pgqueue._cron_parse(schedule.expression) end;
     v_declared := v_declared || jsonb_build_object('every', v_after.every, 'spec', v_after.spec);
-    if pgqueue._next_instant(v_after, v_now) is null then
-        perform pgqueue._refuse(
-            'a schedule must have a next time', format('%s never comes.', quote_literal(schedule.expression)),
-            'Compare the day of month with the length of the month.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'a schedule must have a next time', format('%s never comes.', quote_literal(schedule.expression)),
+        'Compare the day of month with the length of the month.'
+    )
+    where pgqueue._next_instant(v_after, v_now) is null;
 
     loop
         insert into pgqueue.schedules select v_after.* on conflict (name) do nothing;

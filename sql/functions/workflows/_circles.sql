@@ -113,15 +113,13 @@ create or replace function pgqueue._refuse_circle(p_job_id bigint, p_group_id bi
 returns void
 language plpgsql
 as $$
-declare
-    v_circle text := pgqueue._circle(p_job_id, p_group_id, p_parents);
 begin
-    if v_circle is not null then
-        perform pgqueue._refuse(
-            'depends_on would make a circle', v_circle,
-            'Leave out depends_on, or group_id: what follows a group must not be a member of it.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'depends_on would make a circle', c.detail,
+        'Leave out depends_on, or group_id: what follows a group must not be a member of it.'
+    )
+    from (select pgqueue._circle(p_job_id, p_group_id, p_parents) as detail offset 0) c
+    where c.detail is not null;
 end
 $$;
 

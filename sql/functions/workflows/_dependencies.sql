@@ -81,13 +81,12 @@ begin
         array_agg(p.id) filter (where p.lives and p.traceless) as traceless
     into v_found
     from pgqueue._find_parents(p_ids) p;
-    if v_found.missing is not null then
-        perform pgqueue._refuse(
-            format('depends_on names job %s, which is unknown', v_found.missing),
-            'There is no such job, or its retention has ended. Nothing was enqueued.',
-            'Give depends_on as ids that enqueue() returned; an ended job must still be in history.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        format('depends_on names job %s, which is unknown', v_found.missing),
+        'There is no such job, or its retention has ended. Nothing was enqueued.',
+        'Give depends_on as ids that enqueue() returned; an ended job must still be in history.'
+    )
+    where v_found.missing is not null;
     return v_found.traceless;
 end
 $$;

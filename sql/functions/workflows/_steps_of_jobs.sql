@@ -7,19 +7,16 @@ create or replace function pgqueue._check_step(p_name text, p_result jsonb)
 returns void
 language plpgsql stable parallel safe
 as $$
-declare
-    v_max_bytes integer;
 begin
     perform pgqueue._check_name('name of a step', p_name, 512);
     if pg_column_size(p_result) > 1000 then
-        v_max_bytes := coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576);
-        if octet_length(p_result::text) > v_max_bytes then
-            perform pgqueue._refuse(
-                format('the result of a step must be at most %s bytes of JSON', v_max_bytes),
-                format('It has %s bytes.', octet_length(p_result::text)),
-                'Store the data elsewhere and return a reference, or raise pgqueue.settings.max_args_bytes.'
-            );
-        end if;
+        perform pgqueue._refuse(
+            format('the result of a step must be at most %s bytes of JSON', m.bytes),
+            format('It has %s bytes.', octet_length(p_result::text)),
+            'Store the data elsewhere and return a reference, or raise pgqueue.settings.max_args_bytes.'
+        )
+        from (select coalesce(max(s.max_args_bytes), 1048576) as bytes from pgqueue.settings s where s.one) m
+        where octet_length(p_result::text) > m.bytes;
     end if;
 end
 $$;
@@ -31,12 +28,11 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 begin
-    if exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999) then
-        perform pgqueue._refuse(
-            'a job may have at most 10000 steps', 'It has that many.',
-            'Make each item of a loop a separate job: members of a group, see open_group().'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'a job may have at most 10000 steps', 'It has that many.',
+        'Make each item of a loop a separate job: members of a group, see open_group().'
+    )
+    where exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999);
     insert into pgqueue.steps (job_id, name, result, attempt, at)
     select p_job_id, p_name, p_result, j.attempts, pgqueue._clock() from pgqueue.jobs j where j.id = p_job_id
     on conflict (job_id, name) do nothing;
