@@ -21,9 +21,7 @@ begin
     cut := p_is_killed;
     perform setval('pgqueue.step_under_way', p_number);
     v_step.missed_since := null;
-    if p_is_killed then
-        v_step.error := 'the call was cancelled, or its session ended, within this step';
-    end if;
+    v_step.error := case when p_is_killed then 'the call was cancelled, or its session ended, within this step' else v_step.error end;
     while not p_is_killed loop
         v_slice_from := clock_timestamp();
         begin
@@ -65,10 +63,7 @@ begin
         exit when not v_slice.is_more or clock_timestamp() >= v_from + v_share;
     end loop;
 
-    if cut then
-        v_rows := greatest(v_rows / 4, 1);
-    end if;
-    v_step.slice := nullif(v_rows, p_slice);
+    v_step.slice := nullif(case when cut then greatest(v_rows / 4, 1) else v_rows end, p_slice);
     v_has_failed := v_has_failed or cut or v_step.error is not null;
     v_step.failures := case when v_has_failed then p_state.failures + 1 else 0 end;
     v_step.failing_since := case when v_step.error is not null then coalesce(p_state.failing_since, run.at) end;

@@ -90,13 +90,11 @@ begin
         );
     end if;
     perform pgqueue._propose_horizon(v_began, v_newest_id);
-    if (select u.last_value from pgqueue.step_under_way u) > 0 then
-        -- It counts as a failure, so that a step that is killed each time does not stop the others each time.
-        perform pgqueue._run_step(l, s.number, s.every, s.slice, v_deadline, true, v_run)
-        from pgqueue._last_steps() l
-        join pgqueue._steps() s on s.step = l.step
-        where s.number = (select u.last_value from pgqueue.step_under_way u);
-    end if;
+    -- A step that was killed has failed, so that one that is killed each time does not stop the others each time.
+    perform pgqueue._run_step(l, s.number, s.every, s.slice, v_deadline, true, v_run)
+    from pgqueue.step_under_way u
+    join pgqueue._steps() s on s.number = u.last_value
+    join pgqueue._last_steps() l on l.step = s.step;
     for v_due in
         select l as state, s.number, s.every, s.slice
         from pgqueue._last_steps() l
