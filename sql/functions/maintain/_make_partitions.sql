@@ -1,5 +1,3 @@
--- The partitions of history for migrate, which nothing waits for.
-
 -- Attaches all partitions of history that maintain() wants; for migrate, which nothing waits for.
 create or replace function pgqueue._make_partitions()
 returns void

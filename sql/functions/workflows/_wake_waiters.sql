@@ -1,6 +1,5 @@
--- An event has come: the jobs that wait for it continue. emit_event and await_event say how the two meet.
-
--- The event has been emitted. Skips jobs that are locked, and executing ones, which read it themselves.
+-- The jobs that wait for an event continue, for it has been emitted: see emit_event and await_event. Skips jobs that are locked,
+-- and executing ones, which read it themselves.
 create or replace function pgqueue._wake_waiters(p_name text)
 returns void
 language plpgsql
