@@ -10,19 +10,16 @@ set jit = off
 as $$
 begin
     perform pgqueue._check_range('max', events.max, 1, 10000, 'Give max, and after => the last name of the page before.');
-    if events.by_size then
-        return query
-        select e.name, coalesce(pg_column_size(e.payload), 0)::bigint, e.emitted_at, e.kept_until
-        from pgqueue.events e
-        where starts_with(e.name, coalesce(events.prefix, ''))
-        order by 2 desc, 1
-        limit events.max;
-        return;
-    end if;
     return query
     select e.name, coalesce(pg_column_size(e.payload), 0)::bigint, e.emitted_at, e.kept_until
     from pgqueue.events e
-    where e.name >= coalesce(events.prefix, '') and starts_with(e.name, coalesce(events.prefix, ''))
+    where events.by_size and starts_with(e.name, coalesce(events.prefix, ''))
+    order by 2 desc, 1
+    limit events.max;
+    return query
+    select e.name, coalesce(pg_column_size(e.payload), 0)::bigint, e.emitted_at, e.kept_until
+    from pgqueue.events e
+    where events.by_size is not true and e.name >= coalesce(events.prefix, '') and starts_with(e.name, coalesce(events.prefix, ''))
         and e.name > coalesce(events.after, '')
     order by e.name
     limit events.max;
