@@ -85,14 +85,14 @@ as $$
 declare
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_found record;
+    v_next bigint;
 begin
     if not exists (select from pgqueue.jobs j where j.id = p_group_id and j.cancel_requested_at is null) then
         -- It has ended again meanwhile.
         return;
     end if;
     select
-        array_agg(l.id) as ids, array_agg(row(l.id, l.granularity, l.kept_until, false)::pgqueue.found_job) as jobs,
-        count(*) as members, max(l.id) as last
+        array_agg(row(l.id, l.granularity, l.kept_until, false)::pgqueue.found_job) as jobs, count(*) as members
     into v_found
     from (
         select h.id, h.granularity, h.kept_until
@@ -108,20 +108,17 @@ begin
         -- A transaction that cancels the group at the same time does not see them.
         perform pgqueue._leave_notes('cancel', array[p_group_id]);
     end if;
-    if exists (
-        select
+    -- The first one of the next slice, or that another session has locked. Null: the group may have no member left.
+    v_next := (
+        select min(h.id)
         from pgqueue.history h
-        where h.group_id is not null and h.group_id = p_group_id and h.id > p_after
-            and (v_found.members < 1000 or h.id < v_found.last)
-            and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'GroupCancelled'
-    ) then
-        perform pgqueue._leave_notes('revive', array[p_group_id], interval '200 ms', null, p_after);
-    elsif v_found.members = 1000 then
-        perform pgqueue._leave_notes('revive', array[p_group_id], '0', null, v_found.last);
-    else
-        -- The group may have no member left.
-        perform pgqueue._leave_notes('group', array[p_group_id]);
-    end if;
+        where h.group_id is not null and h.group_id = p_group_id and h.id > p_after and h.state = v_cancelled
+            and h.errors -> -1 ->> 'class' = 'GroupCancelled'
+    );
+    perform pgqueue._leave_notes(
+        case when v_next is null then 'group' else 'revive' end, array[p_group_id],
+        case when v_next is null or v_found.members = 1000 then interval '0' else interval '200 ms' end, null, v_next - 1
+    );
 end
 $$;
 
