@@ -162,18 +162,16 @@ language plpgsql
 as $$
 declare
     v_ended constant text[] := case when p_failed then '{dead,cancelled}'::text[] else '{""}'::text[] end;
-    v_parents bigint[];
+    v_parents bigint[] := array(
+        select distinct d.parent
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select x.parent from pgqueue.dependencies x where x.child = w.id and coalesce(x.ended, '') = any (v_ended)
+        ) d
+    );
     v_alive bigint[] := '{}'::bigint[];
     v_failed bigint[];
 begin
-    select array_agg(distinct d.parent) into v_parents
-    from unnest(p_children) w (id)
-    cross join lateral (
-        select x.parent from pgqueue.dependencies x where x.child = w.id and coalesce(x.ended, '') = any (v_ended)
-    ) d;
-    if v_parents is null then
-        return '{}'::bigint[];
-    end if;
     begin
         select coalesce(array_agg(l.id), '{}') into v_alive
         from (select u.id from unnest(v_parents) u (id) order by u.id) w
