@@ -72,12 +72,11 @@ declare
     v_error text;
 begin
     begin
-        with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
-        turns as materialized (
+        with turns as materialized (
             select
                 s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
                 sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
-            from due d
+            from unnest(p_names, p_due) d (name, due_at)
             join pgqueue.schedules s on s.name = d.name
             left join lateral pgqueue._latest_plan(s.name, p_now) l on true
             cross join lateral pgqueue._schedule_turn(
