@@ -198,12 +198,11 @@ begin
         );
         exit when v_victim is not null;
     end loop;
-    if v_victim is not null then
-        -- There may be a second circle.
-        perform pgqueue._leave_notes(
-            'parents', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
-        );
-    end if;
+    -- There may be a second circle.
+    perform pgqueue._leave_notes(
+        'parents', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
+    )
+    where v_victim is not null;
 end
 $$;
 
