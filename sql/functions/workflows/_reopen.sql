@@ -130,15 +130,16 @@ language plpgsql
 set enable_bitmapscan = off
 as $$
 declare
-    v_children bigint[];
+    v_children bigint[] := array(
+        select w.id
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
+        ) j
+    );
     v_blocked bigint[];
     v_free bigint[];
 begin
-    select array_agg(w.id) into v_children
-    from unnest(p_ids) w (id)
-    cross join lateral (
-        select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
-    ) j;
     -- A parent that lives again is open again.
     update pgqueue.dependencies d
     set ended = null
