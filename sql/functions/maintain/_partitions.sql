@@ -122,12 +122,10 @@ declare
 begin
     for v_number in 2..20 loop
         v_table := to_regclass('pgqueue.' || v_name);
-        if pg_partition_root(v_table) = 'pgqueue.history'::regclass then
-            -- It covers another part of the day; or another session filled the gap after this snapshot was taken.
-            if pgqueue._old_snapshot() then
-                return null;
-            end if;
-        else
+        -- Such a one covers another part of the day; or another session filled the gap after this snapshot was taken.
+        if pg_partition_root(v_table) = 'pgqueue.history'::regclass and pgqueue._old_snapshot() then
+            return null;
+        elsif pg_partition_root(v_table) is distinct from 'pgqueue.history'::regclass then
             v_problem := (
                 select case
                     when c.relkind <> 'r' then format('%s is no table', v_table)
