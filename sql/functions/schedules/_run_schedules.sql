@@ -49,9 +49,8 @@ as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_until timestamptz := least(v_now, p_schedule.paused_at);
-    v_due_at timestamptz;
+    v_due_at timestamptz := (select l.next_at from pgqueue._latest_plan(p_schedule.name, v_now) l);
 begin
-    select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
     if v_due_at <= v_until then
         perform pgqueue._run_due(v_now, 1, array[p_schedule.name], array[v_due_at]);
         select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
