@@ -28,12 +28,11 @@ begin
         return false;
     end if;
     select s.* into v_schedule from pgqueue.schedules s where s.name = configure_schedule.name;
-    if pgqueue._plan_schedule(v_schedule, pgqueue._clock(), v_is_settled) is null then
-        perform pgqueue._refuse(
-            'a schedule must have a next time', format('%s never comes.', quote_literal(v_schedule.expression)),
-            'Compare the day of month with the length of the month.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'a schedule must have a next time', format('%s never comes.', quote_literal(v_schedule.expression)),
+        'Compare the day of month with the length of the month.'
+    )
+    where pgqueue._plan_schedule(v_schedule, pgqueue._clock(), v_is_settled) is null;
     return true;
 end
 $$;

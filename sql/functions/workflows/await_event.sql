@@ -39,15 +39,14 @@ begin
         from pgqueue.event_waits w
         where w.job_id = await_event.job_id and w.step = await_event.step and w.name <> await_event.event;
     end if;
-    if v_step.event <> await_event.event then
-        perform pgqueue._refuse(
-            format(
-                'step %s waits for event %s, not for %s',
-                quote_literal(await_event.step), quote_literal(v_step.event), quote_literal(await_event.event)
-            ),
-            'This job has begun that wait, perhaps by older code.', 'Give the wait for another event another name of step.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        format(
+            'step %s waits for event %s, not for %s',
+            quote_literal(await_event.step), quote_literal(v_step.event), quote_literal(await_event.event)
+        ),
+        'This job has begun that wait, perhaps by older code.', 'Give the wait for another event another name of step.'
+    )
+    where v_step.event <> await_event.event;
     v_result := v_step.result;
     if v_result is null then
         select w.since, w.until into v_wait
