@@ -7,8 +7,7 @@
 -- taking all leases back at once after an outage would run every job in flight twice. It could not be extended if
 -- maintenance had a gap of more than 8 s that left it with less than half of its length: a live worker extends at a third,
 -- and reconnects within another. A lease that began in the last 8 s of the gap shows that the gap was over: its worker
--- reserved before it ran maintenance. One idle worker beside others that stand still runs it after 7 s: see
--- _call_again_in.
+-- reserved before it ran maintenance.
 -- If a worker is gone, each job that it had reported as started counts one crash (see _put_back).
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
@@ -24,8 +23,7 @@ begin
 end
 $$;
 
--- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at
--- (null: look it up).
+-- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap that ended at p_gap_at (null: look it up).
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off

@@ -82,8 +82,7 @@ begin
 end
 $$;
 
--- One slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem:
--- shown by stats().
+-- One slice of a step, about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem: for stats().
 create or replace function pgqueue._run_slice(
     p_step text, p_slice integer, p_cursor text[], inout run pgqueue.maintenance_runs,
     out next_cursor text[], out is_more boolean, out problem text

@@ -152,10 +152,9 @@ begin
 end
 $$;
 
--- Reads the parents of new children in a transaction after the one that enqueued the child, and returns the children to check
--- again. See _dependencies. Locks ended parents in history, so that no retry brings them back at the same time.
--- p_failed: reads those that had ended badly when the child was enqueued. Another session may have been retrying such a parent,
--- and could not see the child.
+-- Reads the parents of new children in a later transaction, and returns the children to check again: see _dependencies. Locks
+-- ended parents in history, so that no retry brings them back at the same time. p_failed: reads those that had ended badly when
+-- the child was enqueued, for another session may have been retrying them, and could not see the child.
 create or replace function pgqueue._check_parents(p_children bigint[], p_failed boolean)
 returns bigint[]
 language plpgsql
