@@ -1,5 +1,4 @@
--- Rescue: takes back lapsed leases, cancels expired jobs, and brings forward jobs that a clock stepping back left in the
--- future.
+-- Rescue: takes back lapsed leases, cancels expired jobs, and brings forward jobs that a step back of the clock left for later.
 --
 -- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED: a row that another session has locked counts as held. A
 -- lease that extend promised while its row was locked is written into the row here: see extend.

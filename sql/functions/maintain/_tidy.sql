@@ -17,8 +17,7 @@ begin
         select r.target, r.condition
         from (
             values
-                -- The newest row of each lane stays, whatever its age; for an hour also of a lane that was dropped, for it may
-                -- come back.
+                -- The newest row of each lane stays; that of a lane that was dropped for an hour, for it may come back.
                 ('heads', 'heads', $rule$
                     exists (
                         select from pgqueue.heads y

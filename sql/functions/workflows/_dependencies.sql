@@ -222,8 +222,7 @@ begin
 end
 $$;
 
--- The caller has locked the rows. They become due at the later of run_at and now, in the order of their ids. p_early: their
--- parents may not have ended.
+-- The caller has locked the rows. They become due at the later of run_at and now, in id order. p_early: a parent may be open.
 create or replace function pgqueue._release_children(p_ids bigint[], p_early boolean default false)
 returns void
 language plpgsql

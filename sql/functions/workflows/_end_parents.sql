@@ -3,8 +3,7 @@
 -- Called after the statement that removed the rows of jobs, unless no job ever depended on another. A call closes 1,000 rows at
 -- most; a note leaves the rest to a later one.
 
--- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
--- hides that.
+-- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
 create or replace function pgqueue._has_notes()
 returns boolean
 language sql parallel safe

@@ -1,7 +1,6 @@
 -- complete_step: stores the result of a step. In the step's own transaction, its writes and the result commit together.
 --
--- Locks the row of the job (KEY SHARE) and waits for another session's lock on it at most 5 s (55P03); extends the lease
--- if less than half of it is left.
+-- Locks the row of the job (KEY SHARE), waiting at most 5 s (55P03); extends the lease if less than half of it is left.
 
 create or replace function pgqueue.complete_step(job_id bigint, reservation bigint, name text, result jsonb default null)
 returns boolean

@@ -1,5 +1,4 @@
--- group_progress: the state of a group and the numbers of its members, in one row. Reads only; counts its members along
--- two indexes.
+-- group_progress: the state of a group and the numbers of its members, in one row. Reads only, along two indexes.
 
 create or replace function pgqueue.group_progress(group_id bigint)
 returns table (

@@ -1,8 +1,7 @@
 -- share_steps: for a call of a handler with payloads of several keys, after its leader has completed a step or suspended
 -- itself. The other keys of the call get the same step. From then on each key is a batch by itself, with these steps.
 --
--- Locks the rows of the jobs in id order, and waits for another session's lock at most 5 s (55P03). Called in the transaction
--- of the leader's step.
+-- Locks the rows of the jobs in id order, waiting at most 5 s (55P03). Called in the transaction of the leader's step.
 
 create or replace function pgqueue.share_steps(
     job_id bigint, name text, job_ids bigint[], reservations bigint[], suspended boolean default false
