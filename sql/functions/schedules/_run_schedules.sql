@@ -88,19 +88,18 @@ begin
             from (
                 select
                     t.name, i.at, t.next_at, t.rule,
-                    case when i.ord = 1 then t.passed_from end as passed_from,
+                    case when coalesce(i.ord, 1) = 1 then t.passed_from end as passed_from,
                     case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
                 from turns t
-                cross join lateral (
+                left join lateral (
                     -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
                     -- turn an EXISTS into a join that reads every run of the schedule.
-                    select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
+                    select u.at, row_number() over (order by u.ord) as ord
                     from unnest(t.instants) with ordinality u (at, ord)
                     where (
                         select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
                     ) is null
-                ) f
-                cross join lateral unnest(f.instants) with ordinality i (at, ord)
+                ) i on true
                 cross join lateral (
                     select t.overlap = 'skip' and exists (
                         select from pgqueue.jobs j
