@@ -140,16 +140,15 @@ create or replace function pgqueue._call_again_in(p_now timestamptz, p_run_at ti
 returns interval
 language plpgsql parallel safe
 as $$
-declare
-    v_workers bigint;
 begin
     if p_run_at is null or p_run_at not between p_now - interval '2 s' and p_now + interval '1 s' then
         return random() * interval '200 ms';
     end if;
-    select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
     -- The more workers, the less often each calls, but at least every 5 s: workers that were killed or stand still count
     -- for a while. The only one left may have called 2 s after the last run, and ends the gap after 7 s: see _gap_at. Each
     -- calls at most once a second.
-    return least(greatest(v_workers * (0.75 + 0.5 * random()), 1.1 + 0.5 * random()), 5) * interval '1 s';
+    return least(
+        greatest((select count(*) from (select from pgqueue.workers limit 7) w) * (0.75 + 0.5 * random()), 1.1 + 0.5 * random()), 5
+    ) * interval '1 s';
 end
 $$;
