@@ -60,10 +60,8 @@ begin
     from wanted w;
     -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'parents'), 'cancelled');
-    if v_doubtful is not null then
-        -- A transaction that is retrying such a parent does not see these rows.
-        perform pgqueue._leave_notes('doubtful', v_doubtful);
-    end if;
+    -- A transaction that is retrying such a parent does not see these rows.
+    perform pgqueue._leave_notes('doubtful', v_doubtful) where v_doubtful is not null;
 end
 $$;
 
