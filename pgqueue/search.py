@@ -96,7 +96,7 @@ def quoted(value: str) -> str:
 
 
 def narrowed(line: str, name: str, value: str) -> str:
-    """Return a filter with one value of a word, in place of what it says of that word: several are alternatives."""
+    """Return a filter with one value of a word, in place of those that it has: several are alternatives."""
     kept = [word for word in _words(line) if word.partition(":")[0] != name]
     return " ".join([*kept, f"{name}:{quoted(value)}"])
 
