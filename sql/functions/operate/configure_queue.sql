@@ -23,7 +23,9 @@ as $$
     ) o
 $$;
 
-comment on function pgqueue.configure_queue is
+comment on function pgqueue.configure_queue(
+    text, integer, integer, interval, interval, interval, integer, text[], text, double precision
+) is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
     'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '
     'The options: \d+ pgqueue.queues. False: unchanged.';
