@@ -264,6 +264,20 @@ def test_a_rate_survives_a_clock_that_steps_back(
     assert 3 <= got <= 4
 
 
+def test_a_limit_key_is_decided_on_only_while_one_has_a_limit_or_is_paused(conn: psycopg.Connection) -> None:
+    find = "select candidates from pgqueue._find('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    enqueue_many(conn, 3, limit_key="tenant:5")
+    call(conn, "set_limit", "task", "other", max_executing=1)
+    call(conn, "pause", "task", "other")
+    assert value(conn, find) is None
+    call(conn, "set_limit", "limit_key", "tenant:*", max_executing=1)
+    assert value(conn, find) is not None
+    call(conn, "drop_limit", "limit_key", "tenant:*")
+    assert value(conn, find) is None
+    call(conn, "pause", "limit_key", "tenant:5")
+    assert value(conn, find) is not None
+
+
 def test_other_lanes_and_plain_jobs_pass_a_limit_without_capacity(conn: psycopg.Connection) -> None:
     limit(conn, "task", "t", at_most=1)
     enqueue_many(conn, 3000)

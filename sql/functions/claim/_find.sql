@@ -98,7 +98,7 @@ begin
                 end
                 for update skip locked
             ) j
-            cross join lateral pgqueue._may_be_limited(l.is_limited or j.limit_key is not null, j.task, p_now) t
+            cross join lateral pgqueue._may_be_limited(l.is_limited, j.task, j.limit_key, p_now) t
             limit p_jobs
         ) c
     ) f;
@@ -145,8 +145,8 @@ begin
 end
 $$;
 
--- Inlined. Whether a limit or pause may concern a job of this task; p_is_limited: one does already.
-create or replace function pgqueue._may_be_limited(p_is_limited boolean, p_task text, p_now timestamptz)
+-- Inlined. Whether a limit or pause may concern a job of this task and limit_key; p_is_limited: one does already.
+create or replace function pgqueue._may_be_limited(p_is_limited boolean, p_task text, p_limit_key text, p_now timestamptz)
 returns table (is_limited boolean)
 language sql stable parallel safe rows 1
 as $$
@@ -155,6 +155,20 @@ as $$
             select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
         ))
         or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
+        or (p_limit_key is not null and (select pgqueue._has_rules_of_tenants(p_now)))
+$$;
+
+-- Whether a limit_key has a limit or is paused.
+create or replace function pgqueue._has_rules_of_tenants(p_now timestamptz)
+returns boolean
+language plpgsql stable parallel safe
+as $$
+begin
+    return exists (
+            select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+        )
+        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now);
+end
 $$;
 
 -- Inlined. p_lanes null: all lanes of p_queues.

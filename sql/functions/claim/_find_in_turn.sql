@@ -112,7 +112,7 @@ begin
                 for update skip locked
             ) j
             cross join lateral pgqueue._may_be_limited(
-                p_lane.is_limited or (v_turn.has_rules and j.limit_key is not null), j.task, p_now
+                p_lane.is_limited or (v_turn.has_rules and j.limit_key is not null), j.task, null, p_now
             ) t
             limit v_want
         ) f;
@@ -174,10 +174,7 @@ as $$
         t.lane_key, t.credit,
         exists (select from pgqueue.shares),
         exists (select from pgqueue.queues q where q.name = p_queue and q.max_share < 1),
-        exists (
-            select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
-        )
-        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now),
+        pgqueue._has_rules_of_tenants(p_now),
         -- The last one first: behind it may be many dead rows.
         (
             select true
@@ -338,7 +335,7 @@ begin
                 and j.ctid <> all (p_skipped)
             for update skip locked
         ) j
-        cross join lateral pgqueue._may_be_limited(p_lane.is_limited or j.limit_key is not null, j.task, p_now) t
+        cross join lateral pgqueue._may_be_limited(p_lane.is_limited, j.task, j.limit_key, p_now) t
         limit p_jobs
     ) f;
 end
