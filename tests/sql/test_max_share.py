@@ -241,6 +241,21 @@ def test_an_idle_worker_looks_again_in_a_moment_where_only_its_tenants_slots_are
     assert row.next_due == clock.now()
 
 
+def test_an_idle_worker_reads_what_it_holds_once_however_many_tenants_wait(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    for worker in ("v", "w"):
+        hello(conn, worker, 1_000)
+    fill(conn, a=502)
+    assert len(reserve(conn, 1, "v")) == 1
+    assert len(reserve(conn, 500, "w")) == 500
+    conn.execute("select pgqueue.enqueue('t', limit_key => 't' || n) from generate_series(1, 200) n")
+    maintain(conn)
+    few = blocks(conn, "pgqueue.idle('v')")
+    assert blocks(conn, "pgqueue.idle('w')") < few + 20_000
+
+
 def test_an_idle_worker_is_told_of_a_job_that_came_back_at_once(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     hello(conn, "w", 10)

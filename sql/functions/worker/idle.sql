@@ -210,20 +210,28 @@ begin
         or exists (select from pgqueue.queues q where q.max_share < 1)
     ) then
         -- Not where all that is due is of tenants at their limits, paused, or with their part of the worker's slots. The first
-        -- 1,000 lanes are asked.
-        select min(case when t.due_from > p_now then t.due_from when c.capacity > 0 then p_now else c.next_at end) into v_turn_due
-        from (
+        -- 1,000 lanes are asked. What the worker holds is read once a queue, not once a lane.
+        with waiting as materialized (
             select x.queue, x.priority, x.lane_key, min(x.due_from) as due_from
             from (select * from pgqueue.tenant_lanes y where p_queues is null or y.queue = any (p_queues) limit 1000) x
             group by x.queue, x.priority, x.lane_key
-        ) t
+        ),
+        held as materialized (
+            select q.name, (pgqueue._held_in(p_worker, q.name, null)).lanes
+            from pgqueue.queues q
+            where q.max_share < 1 and q.name = any (array(select w.queue from waiting w))
+        )
+        select min(case when t.due_from > p_now then t.due_from when c.capacity > 0 then p_now else c.next_at end) into v_turn_due
+        from waiting t
         cross join lateral (
             select from pgqueue._first_in_lane(t.queue, t.priority, t.lane_key, greatest(t.due_from, p_now))
             union all
             select where t.due_from > p_now
             limit 1
         ) due
-        cross join lateral pgqueue._tenant_capacity(p_worker, t.queue, substr(t.lane_key, 9), 1, p_now, null) c;
+        cross join lateral pgqueue._tenant_capacity(
+            p_worker, t.queue, substr(t.lane_key, 9), 1, p_now, (select h.lanes from held h where h.name = t.queue)
+        ) c;
     end if;
     v_next_due := least(v_next_due, v_turn_due);
     if p_many then
