@@ -145,6 +145,20 @@ def test_what_a_worker_held_before_there_was_a_max_share_counts_as_well(conn: ps
     assert len(reserve(conn, 5)) == 1
 
 
+def test_what_a_worker_claimed_while_there_was_no_max_share_for_a_while_counts_as_well(conn: psycopg.Connection) -> None:
+    fill(conn, a=30)
+    [done] = reserve(conn, 1)
+    call(conn, "complete", done.id, done.reservation)
+    call(conn, "configure_queue", "default", reset=["max_share"])
+    mine = reserve(conn, 10)
+    call(conn, "configure_queue", "default", max_share=0.5)
+    for done in mine[:5]:
+        call(conn, "complete", done.id, done.reservation)
+        assert reserve(conn, 1) == []
+    call(conn, "complete", mine[5].id, mine[5].reservation)
+    assert len(reserve(conn, 5)) == 1
+
+
 def test_a_batch_takes_one_slot(conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "gather", accumulate=True)
     for key in "kl":
