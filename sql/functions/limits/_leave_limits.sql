@@ -180,6 +180,7 @@ $$;
 
 -- Releases the first p_count jobs that a limit blocks, in the order of their priority and time, as long as they cost no more than
 -- p_units together; returns how many. p_is_full: nothing of the limit is taken, and the first one comes whatever it costs.
+-- What a pause has blocked may be a million jobs: it comes after what waits.
 create or replace function pgqueue._unblock(
     p_name text, p_count integer, p_units double precision default null, p_is_full boolean default false
 )
