@@ -95,10 +95,21 @@ def quoted(value: str) -> str:
     return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
 
 
-def narrowed(line: str, name: str, value: str) -> str:
-    """Return a filter with one value of a word, in place of those that it has: several are alternatives."""
+def narrowed(line: str, name: str, value: str) -> str | None:
+    """Return a filter with one value of a word, in place of those that it has: several are alternatives.
+
+    None where that is not narrower: the filter has just this value, or another tag, beside which a job may have this.
+    """
+    has = [word for word in _words(line) if word.partition(":")[0] == name]
+    if has and (name == "tag" or parse(" ".join(has)) == {_NAMES[name]: [exactly(value)]}):
+        return None
+    return replaced(line, name, quoted(value))
+
+
+def replaced(line: str, name: str, text: str) -> str:
+    """Return a filter in which a word has this text, and no other."""
     kept = [word for word in _words(line) if word.partition(":")[0] != name]
-    return " ".join([*kept, f"{name}:{quoted(value)}"])
+    return " ".join([*kept, f"{name}:{text}"])
 
 
 def _words(text: str) -> Iterator[str]:

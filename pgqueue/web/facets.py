@@ -114,12 +114,12 @@ def _value(only: str, name: str, word: str, value: str, jobs: int, due: int) -> 
 
 
 def of_jobs(line: str, rows: Iterable[Sequence[Any]], jobs: int) -> list[Facet]:
-    """Sort what facets() returned of a number of jobs that match a filter; each value narrows that."""
+    """Sort what facets() returned of a number of jobs that match a filter: the values that narrow it."""
     found: dict[str, list[Value]] = {}
     for name, text, of_it in rows:
-        share = round(100 * of_it / max(jobs, 1))
-        value = Value(text, of_it, share, narrowed(line, name, text), _PAUSED.get(name, ""))
-        found.setdefault(name, []).append(value)
+        if (filter := narrowed(line, name, text)) is not None:
+            share = round(100 * of_it / max(jobs, 1))
+            found.setdefault(name, []).append(Value(text, of_it, share, filter, _PAUSED.get(name, "")))
     return [Facet(name.capitalize(), values) for name, values in found.items()]
 
 

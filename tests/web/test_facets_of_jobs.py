@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
 
 from pgqueue.search import narrowed
 from pgqueue.web import pages
-from tests.calls import enqueue_many, reserve, value
+from tests.calls import enqueue, enqueue_many, reserve, value
 from tests.web.test_blocked_by import words
 from tests.web.test_guard import Ask
 
@@ -70,6 +71,44 @@ def test_just_the_jobs_of_a_value_are_acted_on(jobs: psycopg.Connection, ask: As
     assert value(jobs, left, "tenant:acme") == 0
     assert value(jobs, left, "tenant:lumen") > 0
     assert "Pause this tenant, in all queues" in page
+
+
+def test_what_the_filter_has_is_not_offered_again_and_narrowing_ends(jobs: psycopg.Connection, ask: Ask) -> None:
+    address, steps = "/jobs", 0
+    while found := links(ask("GET", f"{address}{'&' if '?' in address else '?'}facets=1").text):
+        address, steps = next(iter(found.values())), steps + 1
+        assert steps < 6
+    assert "No value narrows this filter." in ask("GET", f"{address}&facets=1").text
+    # The first value of each step: of those jobs that wait or run.
+    assert address == "/jobs?q=task%3Aimport+queue%3Aq+tenant%3Atenant%3Alumen+tag%3Avip+worker%3Aw1"
+    assert "3 jobs, newest first" in words(ask("GET", address).text)
+
+
+def test_beside_a_tag_of_the_filter_no_other_tag_is_offered_for_its_jobs_would_be_others(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    enqueue(conn, tags=["vip", "eu"])
+    enqueue_many(conn, 5, tags=["eu"])
+    assert "eu" in links(ask("GET", "/jobs?q=task:t&facets=1").text)
+    assert links(ask("GET", "/jobs?q=tag:vip&facets=1").text).keys() == {"t", "default"}
+
+
+def test_values_that_need_quotes_narrow_to_their_jobs(conn: psycopg.Connection, ask: Ask) -> None:
+    odd = ["a b", 'say "no", twice', "star*", "back\\slash", "a:b,c", "<i>&amp;</i>", "line\nfeed", "ünï %"]
+    for text in odd:
+        enqueue(conn, text, queue=text, key=text, limit_key=text, tags=[text])
+    enqueue(conn, "stars", queue="stars", key="stars", limit_key="stars", tags=["stars"])
+    wanted = {"task", "queue", "tenant", "key", "tag"}
+    for text in odd:
+        for word in wanted:
+            narrow = narrowed("", word, text)
+            assert narrow is not None
+            page = ask("GET", f"/jobs?{urlencode({'q': narrow})}").text
+            assert "1 job, newest first" in words(page)
+            assert narrowed(narrow, word, text) is None
+    shown = panel(ask("GET", f"/jobs?{urlencode({'q': narrowed('', 'queue', '<i>&amp;</i>'), 'facets': 1})}").text)
+    assert "&lt;i&gt;&amp;amp;&lt;/i&gt;" in shown
+    assert "<i>" not in shown
 
 
 def test_of_many_jobs_the_first_ones_are_looked_at(
