@@ -16,7 +16,7 @@ from pgqueue import __version__, metrics, verdict
 from pgqueue.db import consume, observe, operate, samples
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
-from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
+from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, replaced
 from pgqueue.web import capacity, commands, counting, facets, render, series, timeline, traces, workflows
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -128,8 +128,7 @@ async def jobs(context: Context) -> Response:
     [found] = await context.database.read(observe.search(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     counted = await counting.count(context.database, wanted, order) if context.query("count") else None
-    all_of = _all_of(line, wanted, order)
-    looking = _sample(context, all_of or line, wanted, order) if context.query("facets") else None
+    looking = _sample(context, line, wanted, order) if context.query("facets") else None
     return context.page(
         "jobs.html",
         sample=None if looking is None else await context.part(FACETS, looking, None),
@@ -141,7 +140,7 @@ async def jobs(context: Context) -> Response:
         about=await counting.about(context.database, wanted, order),
         counted=counted,
         counted_at=datetime.fromtimestamp(context.now(), UTC).isoformat(),
-        all_of=all_of,
+        all_of=_all_of(line, wanted, order),
         orders=ORDERS,
         states=STATES,
         words=WORDS,
@@ -336,6 +335,10 @@ async def _sample(context: Context, line: str, wanted: Filter, order: str) -> fa
     [found] = await context.database.read(observe.search(order, wanted, None, SAMPLE))
     [rows] = await context.database.read(observe.facets(found.ids))
     jobs = len(found.ids)
+    if order == "due":
+        # Also of an empty filter, and of one with other states: those are not shown.
+        states = [each for each in DUE_STATES if each in wanted.get("states", DUE_STATES)]
+        line = replaced(line, "state", ",".join(states))
     return facets.Sample(jobs, found.next is not None, facets.of_jobs(line, rows, jobs))
 
 

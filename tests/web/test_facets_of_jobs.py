@@ -73,6 +73,21 @@ def test_just_the_jobs_of_a_value_are_acted_on(jobs: psycopg.Connection, ask: As
     assert "Pause this tenant, in all queues" in page
 
 
+@pytest.mark.parametrize("line", ["", "state:executing,waiting"])
+def test_beside_the_due_jobs_no_others_are_acted_on(jobs: psycopg.Connection, ask: Ask, line: str) -> None:
+    page = panel(ask("GET", f"/jobs?q={line}&order=due&facets=1").text)
+    lines = {html.unescape(each) for each in re.findall(r'name="q" value="([^"]*)"', page)}
+    states = "state:waiting,failed" if not line else "state:waiting"
+    # Three are executing, on a worker.
+    assert lines == {
+        f"{states} {word}"
+        for word in (
+            "task:import", "task:send", "queue:q", "queue:mail", "tenant:tenant:lumen", "tenant:tenant:acme",
+            "key:order:17", "tag:vip",
+        )
+    }  # fmt: skip
+
+
 def test_what_the_filter_has_is_not_offered_again_and_narrowing_ends(jobs: psycopg.Connection, ask: Ask) -> None:
     address, steps = "/jobs", 0
     while found := links(ask("GET", f"{address}{'&' if '?' in address else '?'}facets=1").text):
