@@ -9,7 +9,10 @@ from urllib.parse import urlencode
 import psycopg
 import pytest
 
+from pgqueue.db import observe
+from pgqueue.db.call import Call
 from pgqueue.search import narrowed
+from pgqueue.web import database as pool
 from pgqueue.web import pages
 from tests.calls import enqueue, enqueue_many, reserve, value
 from tests.web.test_blocked_by import words
@@ -124,6 +127,18 @@ def test_values_that_need_quotes_narrow_to_their_jobs(conn: psycopg.Connection, 
     shown = panel(ask("GET", f"/jobs?{urlencode({'q': narrowed('', 'queue', '<i>&amp;</i>'), 'facets': 1})}").text)
     assert "&lt;i&gt;&amp;amp;&lt;/i&gt;" in shown
     assert "<i>" not in shown
+
+
+def test_a_live_refresh_does_not_look_again_where_looking_took_too_long(
+    jobs: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_READS", pool._READS.replace(b"'5s'", b"'500ms'"))
+    monkeypatch.setattr(observe, "facets", lambda _: Call(b"select pg_sleep(60)", (), list))
+    page = ask("GET", "/jobs?q=task:import&facets=1").text
+    assert "what they are" in page
+    assert panel(page) == ""
+    [live] = re.findall(r'<div id="live" hx-get="([^"]*)"', page)
+    assert "facets" not in live
 
 
 def test_of_many_jobs_the_first_ones_are_looked_at(
