@@ -8,6 +8,9 @@ from pgqueue.db.call import Call, Row, read_first, read_maybe_first, read_rows
 _LIVE = b"s.waiting + s.failed + s.blocked + s.executing"
 _EXACT = b"s.counted_to is null and (s.counted_at is null or s.counted_at = s.at)"
 
+# Samples of queues that one statement reads, for histograms.
+_MOST = 20_000
+
 
 def sampled_at() -> Call[str | None]:
     """Read when the last sample was taken."""
@@ -74,14 +77,19 @@ def lately(seconds: int) -> Call[list[Row]]:
 
 
 def since(number: int | None) -> Call[list[Row]]:
-    """Read (number, queue, ended) of the samples of queues after one, the newest 20,000; None: those of ten minutes."""
+    """Read (number, queue, ended) of the samples of queues after one, the newest 20,000; None: of ten minutes."""
     first = number is None
     return Call(
         b"select s.n, pgqueue.legible(to_jsonb(s.queue)) #>> '{}', s.ended from pgqueue.samples s"
         b" where s.span = 10 and s.queue <> '' and s.ended is not null and "
-        + (b"s.at > (select pgqueue._clock()) - interval '10 min'" if first else b"s.n > %s::bigint")
-        + (b"" if first else b" order by s.n desc limit 20000"),
-        () if first else (number,),
+        # Each by its index, from the newest on: thousands of queues write a row each in ten seconds.
+        + (
+            b"s.at > (select pgqueue._clock()) - interval '10 min' order by s.at"
+            if first
+            else b"s.n > %s::bigint order by s.n"
+        )
+        + b" desc limit %s::integer",
+        (_MOST,) if first else (number, _MOST),
         read_rows,
     )
 

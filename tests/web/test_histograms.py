@@ -11,6 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import metrics
+from pgqueue.db import samples
 from pgqueue.web import database as pool
 from pgqueue.web.database import PageDatabase
 from tests.databases import Database
@@ -73,6 +74,22 @@ async def test_each_sample_counts_once_however_often_the_pages_are_asked(
         # An action forgets the answers, and no sample counts again.
         pages.forget()
         assert counted(await pages.times_of_queues()) == {"mail": 7, "reports": 2}
+    finally:
+        await pages.close()
+
+
+async def test_of_many_samples_the_newest_count_also_where_the_pages_are_first_asked(
+    conn: psycopg.Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_MOST", 2)
+    for number, queue in enumerate(("a", "b", "c")):
+        sample(conn, queue, 3, ago=f"{60 - number} s")
+    pages = PageDatabase(database.dsn)
+    try:
+        assert counted(await pages.times_of_queues()) == {"b": 3, "c": 3}
+        sample(conn, "d", 4)
+        pages.forget()
+        assert counted(await pages.times_of_queues()) == {"b": 3, "c": 3, "d": 4}
     finally:
         await pages.close()
 
