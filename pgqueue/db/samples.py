@@ -8,6 +8,9 @@ from pgqueue.db.call import Call, Row, read_first, read_maybe_first, read_rows
 _LIVE = b"s.waiting + s.failed + s.blocked + s.executing"
 _EXACT = b"s.counted_to is null and (s.counted_at is null or s.counted_at = s.at)"
 
+# Up to this time, in seconds, samples of ten seconds are read: those of ten minutes begin up to ten minutes before it.
+_FINE = 3 * 3600
+
 # Samples of queues that one statement reads, for histograms.
 _MOST = 20_000
 
@@ -31,7 +34,7 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
         + b" from pgqueue.samples s"
         b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
-        (10 if seconds <= 3 * 3600 else 600, seconds, queue),
+        (10 if seconds <= _FINE else 600, seconds, queue),
         read_rows,
     )
 
@@ -46,7 +49,7 @@ def series_of_task(task: str, seconds: int) -> Call[list[Row]]:
         b" from pgqueue.samples s"
         b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and (s.queue = '' or s.ended ? %s::text) order by s.at",
-        (task, 10 if seconds <= 3 * 3600 else 600, seconds, task),
+        (task, 10 if seconds <= _FINE else 600, seconds, task),
         read_rows,
     )
 
@@ -95,7 +98,18 @@ def since(number: int | None) -> Call[list[Row]]:
 
 
 def died(seconds: int) -> Call[int]:
-    """Count the jobs that died over a time until now, as samples have it: of ten minutes, and of ten seconds since."""
+    """Count the jobs that died over a time until now, as samples have it.
+
+    For up to three hours by those of ten seconds, for longer by those of ten minutes, and of ten seconds since.
+    """
+    if seconds <= _FINE:
+        return Call(
+            b"select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
+            b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
+            b" where s.span = 10 and s.queue = '' and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
+            (seconds,),
+            read_first,
+        )
     return Call(
         b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = ''"
         b" and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'),"

@@ -163,6 +163,7 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "memory of workers": observe.worker_memory(),
         "how tasks perform": samples.ended_by_task(3600),
         "usual times of runs": series.usual(),
+        "died within an hour": samples.died(3600),
         "died within a day": samples.died(86_400),
         "usual deaths of a day": samples.usual_deaths(),
         "how long the dead are kept": observe.dead_kept(None),

@@ -140,13 +140,27 @@ def test_what_died_within_an_hour_and_a_day_stands_beside_the_usual(conn: psycop
     conn.execute(
         "insert into pgqueue.samples"
         " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
-        " select now() - n * interval '10 min' - interval '5 s', 600, '', 0, 0, 0, 0, 0, 0, 0, %s"
-        " from generate_series(1, 1008) n",
+        " select now() - n * interval '10 min' - interval '5 s', span, '', 0, 0, 0, 0, 0, 0, 0, %s"
+        " from generate_series(1, 1008) n, (values (10), (600)) v (span)",
         [Jsonb({"t": {"dead": 1}})],
     )
     page = words(ask("GET", "/dead").text)
     assert "Died within an hour 5 usually 6" in page
     assert "Died within a day 143 usually 144" in page
+
+
+def test_what_died_more_than_an_hour_ago_did_not_die_within_an_hour(conn: psycopg.Connection, ask: Ask) -> None:
+    # A hundred died 65 minutes ago, in the ten minutes that ended 57 minutes ago; and two within the hour.
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+        " select now() - ago::interval, span, '', 0, 0, 0, 0, 0, 0, 0,"
+        " jsonb_build_object('t', jsonb_build_object('dead', dead))"
+        " from (values ('65 min', 10, 100), ('58 min', 10, 2), ('57 min', 600, 102)) v (ago, span, dead)"
+    )
+    page = words(ask("GET", "/dead").text)
+    assert "Died within an hour 2 in all queues" in page
+    assert "Died within a day 102 in all queues" in page
 
 
 @pytest.mark.parametrize(
