@@ -209,8 +209,23 @@ def able(worker: dict[str, Any]) -> list[tuple[str, Action]]:
 
 
 async def act_on_worker(context: Context) -> Response:
-    """Make a worker quiet, resume or stop it."""
-    return await _act(context, "worker", OF_WORKERS)
+    """Make a worker quiet, resume, stop or kill it."""
+    form = await context.form()
+    job = one(form, "job")
+    if job and one(form, "do") == "kill" and one(form, "confirm") == "yes":
+        return await _kill_for(context, job)
+    return await _act(context, "worker", OF_WORKERS, form)
+
+
+async def _kill_for(context: Context, job: str) -> Response:
+    """Kill the worker that executes a job. If it has ended since the question, the worker's other jobs run on."""
+    kill = OF_WORKERS["kill"]
+    context.require(kill.right)
+    if not (job.isascii() and job.isdigit() and len(job) <= 18):
+        raise HTTPException(400, "this is not the id of a job")
+    name = await change(context, operate.kill_worker(job_id=int(job)))
+    said = f"{name}: {kill.said}" if name else "nothing was sent: it does not execute, or its worker was asked already"
+    return context.go(f"jobs/{job}", said=said)
 
 
 async def schedules(context: Context) -> Response:
@@ -265,7 +280,7 @@ async def _act(context: Context, of: str, actions: dict[str, Action], form: Form
         raise HTTPException(400, "there is no such action")
     context.require(action.right)
     if one(form, "confirm") != "yes":
-        return context.page("sure.html", asked_of=of, name=name, what=what, action=action)
+        return context.page("sure.html", asked_of=of, name=name, what=what, action=action, job=one(form, "job"))
     found = await change(context, action.call(name))
     if found and what == "run":
         return context.go(f"{of}s", said=f"job {found} was enqueued")

@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from pgqueue.web import capacity
-from tests.calls import call, enqueue, maintain, reserve
+from tests.calls import call, enqueue, maintain, reserve, value
 
 Ask = Callable[..., httpx.Response]
 
@@ -66,6 +66,25 @@ def test_a_job_that_was_asked_to_cancel_offers_to_kill_its_process(conn: psycopg
     call(conn, "cancel", job_id)
     assert kill in ask("GET", f"/jobs/{job_id}").text
     assert "Its process ends at once" in ask("POST", "/worker", name="w", do="kill").text
+
+
+def test_a_process_is_killed_for_a_job_only_while_it_executes_that_job(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", 50)
+    ended, other = enqueue(conn), enqueue(conn)
+    row, _ = reserve(conn, 2, "w")
+    call(conn, "cancel", ended)
+    form = {"name": "w", "do": "kill", "job": ended}
+    assert f'<input type="hidden" name="job" value="{ended}">' in ask("GET", f"/jobs/{ended}").text
+    assert f'<input type="hidden" name="job" value="{ended}">' in ask("POST", "/worker", **form).text
+    # It ends while the operator reads the question. The other one runs on.
+    assert call(conn, "complete", row.id, row.reservation)
+    command = "select command from pgqueue.workers where name = 'w'"
+    assert "nothing+was+sent" in ask("POST", "/worker", **form, confirm="yes").headers["location"]
+    assert value(conn, command) is None
+    answer = ask("POST", "/worker", **{**form, "job": other}, confirm="yes")
+    assert answer.headers["location"].startswith(f"/jobs/{other}?said=w%3A")
+    assert value(conn, command) == "kill"
+    assert ask("POST", "/worker", **{**form, "job": "x"}, confirm="yes").status_code == 400
 
 
 def test_a_worker_shows_its_slots_by_task_and_age(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
