@@ -19,8 +19,9 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
-from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.runner import Pace, Runner
 from pgqueue.worker.trade.exchange import Exchange, Reply
+from pgqueue.worker.trade.notify_load import NotifyLoad
 from tests.calls import call, enqueue, job, maintain, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -210,6 +211,30 @@ async def test_a_worker_whose_slots_stay_full_takes_no_more(database: Database, 
         assert await done(conn, *waiting, late) == ["succeeded"] * 3
         # Idle again.
         await ready(conn, a)
+
+
+async def test_a_worker_that_could_not_claim_takes_no_more_for_these_would_go_before_jobs_that_are_announced(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As of a stream of a thousand a second; and these commits wait for no other.
+    monkeypatch.setattr(Pace, "buffer", lambda _: 100)
+    monkeypatch.setattr(NotifyLoad, "heard", lambda *_: False)
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
+        await ready(conn, a)
+        running = enqueue(conn, "t", {"waits": True})
+        await wait_until_async(lambda: jobs.ran[running])
+        # More than half of what it holds, and not all: it has room for others, and begins no claim.
+        waiting = [enqueue(conn) for _ in range(60)]
+        await wait_until_async(lambda: not takes_handoffs(conn, "a"))
+        assert a._runner.room > 0
+        late = enqueue(conn)
+        assert state(conn, late) == "waiting"
+        jobs.go.set()
+        assert set(await done(conn, running, *waiting, late)) == {"succeeded"}
+        # Idle again.
+        await ready(conn, a)
+    assert jobs.ran == dict.fromkeys([running, *waiting, late], 1)
 
 
 @pytest.mark.parametrize("how", ["stop", "quiet"])

@@ -170,7 +170,10 @@ class Intake:
             self.compare_soon()
 
     def _is_full(self) -> bool:
-        return self._runner.room <= 0 or self.load.outruns_handoffs(time.monotonic())
+        runner = self._runner
+        # While jobs wait for slots and no claim begins, hand-offs would go before what is announced, of any priority.
+        is_behind = runner.running + runner.unstarted > runner.concurrency and not runner.capacity()
+        return runner.room <= 0 or is_behind or self.load.outruns_handoffs(time.monotonic())
 
     def _check_full(self) -> None:
         self._full_check = None
