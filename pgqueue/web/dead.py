@@ -50,6 +50,7 @@ async def dead(context: Context) -> Response:
         "dead.html",
         groups=groups,
         shown=shown,
+        is_cut=dying.is_cut(groups),
         within={render.group_key(each): dying.died_within(each, seconds, now) for each in shown},
         given={"queue": name or "", "find": wanted, "since": since if since in SINCE else ""},
         since=SINCE,

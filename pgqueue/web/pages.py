@@ -17,7 +17,7 @@ from pgqueue.db import consume, observe, operate, samples
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, replaced
-from pgqueue.web import capacity, commands, counting, facets, render, series, timeline, traces, workflows
+from pgqueue.web import capacity, commands, counting, dying, facets, render, series, timeline, traces, workflows
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
@@ -113,6 +113,7 @@ async def queue(context: Context) -> Response:
         ],
         options=known,
         groups=groups[:10],
+        is_cut=dying.is_cut(groups),
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         pauses=_pauses(name, filling, stats["pauses"]),

@@ -232,14 +232,15 @@ def usually(count: float) -> str:
     return "usually none" if not count else "usually less than 1" if count < 1 else f"usually {number(round(count))}"
 
 
-def pace(group: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+def pace(group: Mapping[str, Any], now: float, is_cut: bool = False) -> list[tuple[str, str]]:
     """Return how a group of the dead grows, as words with warn or "": that it is new, or its last day beside the usual.
 
-    What is usual in a day is the mean of the days before, of the jobs that are kept.
+    What is usual in a day is the mean of the days before, of the jobs that are kept. `is_cut`: there are more jobs than
+    were read, and the group may be older than it looks.
     """
     age, trend = max(now - stamp(group["first_at"]), 0.0), group["trend"] or [0]
     if age <= _DAY:
-        found = [(f"new, {seconds(age)} old", "warn")]
+        found = [(f"{number(group['jobs'])} within {seconds(age)}" if is_cut else f"new, {seconds(age)} old", "warn")]
     else:
         today = sum(trend)
         usual = (group["jobs"] - today) * _DAY / max(age - _DAY, _DAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 import httpx
@@ -10,6 +11,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.db import observe
+from pgqueue.db.call import Call
 from pgqueue.testing import Clock
 from pgqueue.web.dying import behind, beside_usual, fates
 from pgqueue.web.render import brief_number, instant, pace
@@ -133,6 +136,27 @@ def test_how_a_group_grows_is_told_by_its_hours_and_its_days(
         "first_at": instant(now - 3600 * first), "last_at": instant(now - 1800), "jobs": jobs, "trend": trend,
     }  # fmt: skip
     assert pace(group, now) == said
+
+
+def test_a_group_is_not_called_new_where_older_jobs_of_it_may_not_have_been_read(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue in ("q", "r"):
+        enqueue_many(conn, 1, queue=queue)
+    now = time.time()
+    group = {
+        "task": "charge", "class": "CardRefused", "line": "no", "fingerprint": "no", "queues": ["q"], "jobs": 9_999,
+        "first_at": instant(now - 3 * 3600), "last_at": instant(now - 3600), "last_id": 1, "trend": [0] * 24,
+    }  # fmt: skip
+    monkeypatch.setattr(observe, "dead_groups", lambda _: Call(b"select 1", (), lambda _: [group]))
+    for address in ("/dead", "/queue?name=q"):
+        assert "new, 3.0 h old" in words(ask("GET", address).text)
+    group["jobs"] = 10_000
+    for address in ("/dead?queue=r", "/queue?name=r"):
+        page = words(ask("GET", address).text)
+        assert "10,000 within 3.0 h" in page
+        assert "new, 3" not in page
+    assert "New within a day – Still growing" in words(ask("GET", "/dead?queue=r").text)
 
 
 def test_what_died_within_an_hour_and_a_day_stands_beside_the_usual(conn: psycopg.Connection, ask: Ask) -> None:
