@@ -133,8 +133,11 @@ class QueueTimes:
         self._times: dict[str, dict[str, Times]] = {"wait": {}, "run": {}}
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add samples: (number, queue, what ended by task)."""
+        """Add samples: (number, queue, what ended by task). Without a queue: the number is the last one."""
         for number, queue, ended in rows:
+            if queue is None:
+                self.last = number
+                continue
             self.last = max(number, self.last or 0)
             for entry in ended.values():
                 for kind, times in self._times.items():

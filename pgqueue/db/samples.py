@@ -80,10 +80,13 @@ def lately(seconds: int) -> Call[list[Row]]:
 
 
 def since(number: int | None) -> Call[list[Row]]:
-    """Read (number, queue, ended) of the samples of queues after one, the newest 20,000; None: of ten minutes."""
+    """Read (number, queue, ended) of the samples of queues after one, the newest 20,000; None: of ten minutes.
+
+    The row without a queue has the number of the last sample, which a restored database may have once more.
+    """
     first = number is None
     return Call(
-        b"select s.n, pgqueue.legible(to_jsonb(s.queue)) #>> '{}', s.ended from pgqueue.samples s"
+        b"(select s.n, pgqueue.legible(to_jsonb(s.queue)) #>> '{}', s.ended from pgqueue.samples s"
         b" where s.span = 10 and s.queue <> '' and s.ended is not null and "
         # Each by its index, from the newest on: thousands of queues write a row each in ten seconds.
         + (
@@ -91,7 +94,7 @@ def since(number: int | None) -> Call[list[Row]]:
             if first
             else b"s.n > %s::bigint order by s.n"
         )
-        + b" desc limit %s::integer",
+        + b" desc limit %s::integer) union all (select max(x.n), null, null from pgqueue.samples x)",
         (_MOST,) if first else (number, _MOST),
         read_rows,
     )

@@ -94,6 +94,26 @@ async def test_of_many_samples_the_newest_count_also_where_the_pages_are_first_a
         await pages.close()
 
 
+async def test_samples_count_on_where_a_restored_database_numbers_them_from_lower_on(
+    conn: psycopg.Connection, database: Database
+) -> None:
+    pages = PageDatabase(database.dsn)
+    try:
+        for _ in range(3):
+            sample(conn, "mail", 1)
+        assert counted(await pages.times_of_queues()) == {"mail": 3}
+        conn.execute("truncate pgqueue.samples restart identity")
+        # From the dump: it has been counted.
+        sample(conn, "mail", 1)
+        pages.forget()
+        assert counted(await pages.times_of_queues()) == {"mail": 3}
+        sample(conn, "mail", 4)
+        pages.forget()
+        assert counted(await pages.times_of_queues()) == {"mail": 7}
+    finally:
+        await pages.close()
+
+
 def test_histograms_of_several_databases_name_theirs() -> None:
     times = metrics.QueueTimes()
     times.add([(1, "mail", {"t": entry(2)})])
