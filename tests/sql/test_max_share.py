@@ -145,7 +145,9 @@ def test_what_a_worker_held_before_there_was_a_max_share_counts_as_well(conn: ps
     assert len(reserve(conn, 5)) == 1
 
 
-def test_what_a_worker_claimed_while_there_was_no_max_share_for_a_while_counts_as_well(conn: psycopg.Connection) -> None:
+def test_what_a_worker_claimed_while_there_was_no_max_share_for_a_while_counts_as_well(
+    conn: psycopg.Connection,
+) -> None:
     fill(conn, a=30)
     [done] = reserve(conn, 1)
     call(conn, "complete", done.id, done.reservation)
