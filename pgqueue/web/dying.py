@@ -72,7 +72,7 @@ def behind(fingerprint: str, lines: Sequence[Sequence[Any]]) -> Behind:
 
 def is_cut(groups: Iterable[Mapping[str, Any]]) -> bool:
     """Tell whether there may be more dead jobs than were read for these groups, and older ones."""
-    return sum(each["jobs"] for each in groups) >= _READ
+    return sum(int(each["jobs"]) for each in groups) >= _READ
 
 
 def died_within(group: Mapping[str, Any], seconds: int | None, now: float) -> int | None:
