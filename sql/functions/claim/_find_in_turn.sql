@@ -151,8 +151,7 @@ begin
         rows := rows || v_got.rows;
         candidates := candidates || v_got.candidates;
     end if;
-    -- Walking over 400 entries that an old snapshot keeps costs as much as moving a head: all moves cost no more than all walks.
-    -- Without one, a claim walks a few entries for each of its jobs, and no lane needs a head.
+    -- Walking over 400 entries of an old snapshot, beyond the few that any claim walks, costs as much as moving a head.
     if rows <> '{}' and random() * (500 + 400 * cardinality(rows))
         < pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass) - v_read - 5 * cardinality(rows)
     then
