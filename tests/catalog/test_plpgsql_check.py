@@ -50,7 +50,6 @@ ALLOWED = {
     # They run functions or statements that are known at run time only.
     ("_apply_grants", "text type variable is not sanitized"): "rights on objects, named as the catalog names them",
     ("_ask_retry_function", STABLE): "calls a function of the user",
-    ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
     ("_live_candidates", "text type variable is not sanitized"): "the conditions that stand in it",
     ("_tidy", STABLE): "deletes rows by dynamic SQL",
@@ -60,6 +59,7 @@ ALLOWED = {
     # Called with constants, an immutable one would raise during planning, even if it is never reached.
     ("_refuse", IMMUTABLE): "raises",
     # Their ends cannot be reached.
+    ("_cron_next", NO_RETURN): "RETURN alone ends its loop",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
