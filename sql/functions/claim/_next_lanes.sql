@@ -54,20 +54,13 @@ begin
     from (
         select w.queue, p.priority, w.is_fair, w.turn, row_number() over () as n
         from priorities p
+        -- With the priority in it, so that the round of one ends before that of the next begins.
+        cross join lateral (values (p.priority, v_start, 'infinity'), (p.priority, '-infinity', v_start)) r (priority, low, top)
         cross join lateral (
-            (
-                select l.queue, l.is_fair, l.turn
-                from pgqueue.lanes l
-                where l.due_from = '-infinity' and l.priority = p.priority and l.turn > v_start
-                order by l.turn
-            )
-            union all
-            (
-                select l.queue, l.is_fair, l.turn
-                from pgqueue.lanes l
-                where l.due_from = '-infinity' and l.priority = p.priority and l.turn <= v_start
-                order by l.turn
-            )
+            select l.queue, l.is_fair, l.turn
+            from pgqueue.lanes l
+            where l.due_from = '-infinity' and l.priority = r.priority and l.turn > r.low and l.turn <= r.top
+            order by l.turn
         ) w
         where (p.priority < v_priority or v_turn[3] is null or (w.turn <= v_start, w.turn) > (v_last <= v_start, v_last))
             and (not v_pauses or exists (
