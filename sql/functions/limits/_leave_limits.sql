@@ -98,10 +98,7 @@ declare
     v_name text;
     v_of text[];
     v_limit pgqueue.rule;
-    v_capacity integer;
-    v_units double precision;
-    v_next_at timestamptz;
-    v_timed boolean;
+    v_left record;
     v_count integer;
     v_released integer := 0;
 begin
@@ -141,37 +138,34 @@ begin
         ) l
         where l.name = v_name;
         -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
-        select r.capacity, r.next_at, r.timed, r.units into v_capacity, v_next_at, v_timed, v_units
-        from pgqueue._capacity_of(v_limit, v_now, v_lease_head) r;
+        select r.capacity, r.next_at, r.timed, r.units into v_left from pgqueue._capacity_of(v_limit, v_now, v_lease_head) r;
         v_count := 0;
-        if v_capacity > 0 then
+        if v_left.capacity > 0 then
             v_count := pgqueue._unblock(
-                v_name, least(v_capacity, p_jobs),
-                least(v_units, coalesce(v_limit.burst, v_limit.rate), v_limit.max_cost), v_units = 'infinity'
+                v_name, least(v_left.capacity, p_jobs),
+                least(v_left.units, coalesce(v_limit.burst, v_limit.rate), v_limit.max_cost), v_left.units = 'infinity'
             );
             v_released := v_released + v_count;
         end if;
-        if v_count = 0 and v_capacity > 0 and v_timed and pgqueue._has_costs() then
-            -- The first of them costs more than there is.
-            null;
-        elsif v_capacity > 0 then
-            v_timed := v_limit.rate is not null;
+        -- Not where the first of them costs more than there is.
+        if v_left.capacity > 0 and (v_count > 0 or not v_left.timed or not pgqueue._has_costs()) then
+            v_left.timed := v_limit.rate is not null;
             -- Under a rate, the next start is allowed about per / rate later.
-            v_next_at := v_now + case
-                when v_capacity > p_jobs then interval '0'
-                when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
+            v_left.next_at := v_now + case
+                when v_left.capacity > p_jobs then interval '0'
+                when v_left.timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
                 else interval '1 s'
             end;
-        elsif not v_timed then
+        elsif not v_left.timed then
             -- A safety net: normally jobs that end release the blocked ones, but only those that they see. resume() leaves a
             -- row of its own.
-            v_next_at := least(
+            v_left.next_at := least(
                 case when v_limit.until > v_now then v_limit.until end,
                 v_now + case when v_limit.kind = 'pause' then interval '1 min' else interval '1 s' end
             );
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
-        select v_name, v_next_at, v_timed
+        select v_name, v_left.next_at, v_left.timed
         where exists (select from pgqueue._first_blocked_on(v_name));
     end loop;
     return v_released;
