@@ -105,24 +105,20 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_prefix text := p_kind || ':' || p_target;
-    v_name text;
+    v_of_prefix boolean := p_kind = 'limit_key' and right(p_target, 1) = '*';
+    v_first text := p_kind || ':' || case when v_of_prefix then left(p_target, -1) else p_target end;
+    v_name text := v_first;
 begin
-    if p_kind = 'limit_key' and right(p_target, 1) = '*' then
-        v_prefix := left(v_prefix, -1);
-        v_name := v_prefix;
-        loop
-            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now);
-            select j.blocked_on into v_name
-            from pgqueue.jobs j
-            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on > v_name collate "C"
-            order by j.blocked_on, j.priority desc, j.ready_at, j.id
-            limit 1;
-            exit when not found or not starts_with(v_name, v_prefix);
-        end loop;
-    else
-        insert into pgqueue.limit_waits (name, next_at) values (v_prefix, v_now);
-    end if;
+    loop
+        insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now);
+        exit when not v_of_prefix;
+        select j.blocked_on into v_name
+        from pgqueue.jobs j
+        where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on > v_name collate "C"
+        order by j.blocked_on, j.priority desc, j.ready_at, j.id
+        limit 1;
+        exit when not found or not starts_with(v_name, v_first);
+    end loop;
     if p_kind = 'queue' then
         perform pgqueue._wake(p_target, v_now, 2, null);
     end if;
