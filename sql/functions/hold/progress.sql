@@ -18,16 +18,14 @@ declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[progress.job_id], array[progress.reservation]);
-    if progress.done is null
+    perform pgqueue._refuse(
+        'done and total must be finite, and done not null',
+        format('They are %s and %s.', coalesce(progress.done::text, 'null'), coalesce(progress.total::text, 'null')),
+        'Give done as a number, and total as one or null where it is not known.'
+    )
+    where progress.done is null
         or progress.done in ('NaN', 'Infinity', '-Infinity')
-        or progress.total in ('NaN', 'Infinity', '-Infinity')
-    then
-        perform pgqueue._refuse(
-            'done and total must be finite, and done not null',
-            format('They are %s and %s.', coalesce(progress.done::text, 'null'), coalesce(progress.total::text, 'null')),
-            'Give done as a number, and total as one or null where it is not known.'
-        );
-    end if;
+        or progress.total in ('NaN', 'Infinity', '-Infinity');
 
     with held as materialized (
         select j.ctid as row_ctid

@@ -50,11 +50,10 @@ returns void
 language plpgsql stable parallel safe
 as $$
 begin
-    if p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years' then
-        perform pgqueue._refuse(
-            'delay must be between zero and ten years', format('It is %s.', coalesce(p_delay::text, 'null')),
-            'Give delay as an interval, such as ''5 min''.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'delay must be between zero and ten years', format('It is %s.', coalesce(p_delay::text, 'null')),
+        'Give delay as an interval, such as ''5 min''.'
+    )
+    where p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years';
 end
 $$;

@@ -28,12 +28,12 @@ begin
     if not found then
         return null;
     end if;
-    if coalesce(throttled.kind, 'task') not in ('task', 'limit_key') or (throttled.kind = 'limit_key' and v_job.limit_key is null) then
-        perform pgqueue._refuse(
-            'kind must be task, or limit_key of a job that has one', format('It is %s.', quote_literal(throttled.kind)),
-            'Leave kind out: it is limit_key if the job has one, else task.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'kind must be task, or limit_key of a job that has one', format('It is %s.', quote_literal(throttled.kind)),
+        'Leave kind out: it is limit_key if the job has one, else task.'
+    )
+    where coalesce(throttled.kind, 'task') not in ('task', 'limit_key')
+        or (throttled.kind = 'limit_key' and v_job.limit_key is null);
     v_delay := least(throttled.delay, (select s.throttle_most from pgqueue.settings s where s.one));
     v_kind := coalesce(throttled.kind, case when v_job.limit_key is null then 'task' else 'limit_key' end);
     perform pgqueue._pause(

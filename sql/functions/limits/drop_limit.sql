@@ -10,12 +10,11 @@ declare
     v_left pgqueue.limits;
 begin
     perform pgqueue._check_limit(drop_limit.kind, drop_limit.target);
-    if drop_limit.part not in ('max_executing', 'rate', 'max_cost', 'burst') then
-        perform pgqueue._refuse(
-            'part is unknown', format('It is %s.', quote_literal(drop_limit.part)),
-            'Give part as max_executing, rate, max_cost or burst, or leave it out to remove all.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'part is unknown', format('It is %s.', quote_literal(drop_limit.part)),
+        'Give part as max_executing, rate, max_cost or burst, or leave it out to remove all.'
+    )
+    where drop_limit.part not in ('max_executing', 'rate', 'max_cost', 'burst');
     -- Locked before it is looked at: another operator may be adding a part.
     select l.* into v_limit
     from pgqueue.limits l

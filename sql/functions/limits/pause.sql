@@ -11,12 +11,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if pause.until <= pgqueue._clock() then
-        perform pgqueue._refuse(
-            'until must be in the future', format('It is %s.', pause.until),
-            'Give a later until, or leave it out: the pause then lasts until resume().'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'until must be in the future', format('It is %s.', pause.until),
+        'Give a later until, or leave it out: the pause then lasts until resume().'
+    )
+    where pause.until <= pgqueue._clock();
     return pgqueue._audit(
         'pause',
         jsonb_build_object('kind', pause.kind, 'target', pause.target, 'until', pause.until, 'reason', pause.reason),

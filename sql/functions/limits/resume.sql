@@ -33,12 +33,11 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_limit(p_kind, p_target, '{queue,task,limit_key}');
-    if p_source is null or p_source not in ('operator', 'throttle', 'breaker') then
-        perform pgqueue._refuse(
-            'source is unknown', format('It is %s.', coalesce(quote_literal(p_source), 'null')),
-            'Give source as operator, throttle or breaker, or leave it out.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'source is unknown', format('It is %s.', coalesce(quote_literal(p_source), 'null')),
+        'Give source as operator, throttle or breaker, or leave it out.'
+    )
+    where p_source is null or p_source not in ('operator', 'throttle', 'breaker');
     delete from pgqueue.pauses p
     where p.kind = p_kind and p.target = p_target and p.source = p_source and p.until > v_now;
     if not found then

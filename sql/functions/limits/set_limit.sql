@@ -87,12 +87,11 @@ returns void
 language plpgsql stable parallel safe
 as $$
 begin
-    if p_kind is null or p_kind <> all (p_kinds) then
-        perform pgqueue._refuse(
-            'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
-            format('Give kind as %s or limit_key.', array_to_string(array_remove(p_kinds, 'limit_key'), ', '))
-        );
-    end if;
+    perform pgqueue._refuse(
+        'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
+        format('Give kind as %s or limit_key.', array_to_string(array_remove(p_kinds, 'limit_key'), ', '))
+    )
+    where p_kind is null or p_kind <> all (p_kinds);
     perform pgqueue._check_name('target', p_target, case when p_kind in ('queue', 'task') then 128 else 512 end);
 end
 $$;
