@@ -166,46 +166,36 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10); [worker]';
 
--- Returns whether each slot draws its queue; null: if one of the queues has a weight. With equal weights none does: the highest
--- priority over all queues goes first.
+-- Returns whether each slot draws its queue; null: if one of the queues has a weight. See _draws_slots.
 create or replace function pgqueue._check_reserve(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text
 )
 returns boolean
 language plpgsql stable parallel safe
 as $$
+declare
+    v_wrong text[] := case
+        when p_strategy is null or p_strategy not in ('weighted', 'strict', 'lag', 'round_robin') then array[
+            'strategy is unknown', format('It is %s.', coalesce(quote_literal(p_strategy), 'null')),
+            'Give strategy as weighted, strict, lag or round_robin.']
+        when p_strategy = 'strict' and p_queues is null then array[
+            'strategy strict needs queues', 'queues is null.', 'Give queues in the order in which to serve them.']
+        when p_weights is not null and (p_queues is null or cardinality(p_weights) <> cardinality(p_queues)) then array[
+            'weights must match queues',
+            format('There are %s weights and %s queues.', cardinality(p_weights), coalesce(cardinality(p_queues)::text, 'no')),
+            'Give weights as one positive number for each of queues.']
+        when p_weights is not null and (1 <= all (p_weights) and 1000000 >= all (p_weights)) is not true then array[
+            'weights must be between 1 and 1000000', format('They are %s.', p_weights::text),
+            'Give weights as one positive whole number for each of queues.']
+    end;
 begin
     perform pgqueue._require_read_committed('reserve');
     perform pgqueue._check_name('worker', p_worker, 256);
     perform pgqueue._check_queues(p_queues);
     perform pgqueue._check_lease(p_lease);
     perform pgqueue._check_range('max_jobs', p_max_jobs, 1, 100000, 'Give max_jobs as the number of jobs that the worker can start soon.');
-    if p_strategy is null or p_strategy not in ('weighted', 'strict', 'lag', 'round_robin') then
-        perform pgqueue._refuse(
-            'strategy is unknown', format('It is %s.', coalesce(quote_literal(p_strategy), 'null')),
-            'Give strategy as weighted, strict, lag or round_robin.'
-        );
-    end if;
-    if p_strategy = 'strict' and p_queues is null then
-        perform pgqueue._refuse(
-            'strategy strict needs queues', 'queues is null.', 'Give queues in the order in which to serve them.'
-        );
-    end if;
-    if p_weights is not null then
-        if p_queues is null or cardinality(p_weights) <> cardinality(p_queues) then
-            perform pgqueue._refuse(
-                'weights must match queues',
-                format('There are %s weights and %s queues.', cardinality(p_weights),
-                    coalesce(cardinality(p_queues)::text, 'no')),
-                'Give weights as one positive number for each of queues.'
-            );
-        end if;
-        if exists (select from unnest(p_weights) w (weight) where w.weight is null or w.weight not between 1 and 1000000) then
-            perform pgqueue._refuse(
-                'weights must be between 1 and 1000000', format('They are %s.', p_weights::text),
-                'Give weights as one positive whole number for each of queues.'
-            );
-        end if;
+    if v_wrong is not null then
+        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
     end if;
     return case
         when p_strategy <> 'weighted' then p_strategy <> 'strict'
