@@ -44,9 +44,12 @@ language plpgsql stable parallel safe
 as $$
 declare
     v_count constant integer := cardinality(p_job_ids);
-    v_wrong record;
 begin
-    select w.name, w.count into v_wrong
+    perform pgqueue._refuse(
+        format('%s must match the jobs that failed', w.name),
+        format('It has length %s, and there are %s.', w.count, case when v_count = 1 then '1 such job' else v_count || ' such jobs' end),
+        format('Give one of %s for each of these jobs (null for none), or leave it out.', w.name)
+    )
     from (
         values
             ('errors', cardinality(p_errors)),
@@ -55,15 +58,7 @@ begin
             ('policies', cardinality(p_policies)),
             ('cancel', cardinality(p_cancel))
     ) w (name, count)
-    where w.count <> v_count
-    limit 1;
-    if found then
-        perform pgqueue._refuse(
-            format('%s must match the jobs that failed', v_wrong.name),
-            format('It has length %s, and there are %s.', v_wrong.count, case when v_count = 1 then '1 such job' else v_count || ' such jobs' end),
-            format('Give one of %s for each of these jobs (null for none), or leave it out.', v_wrong.name)
-        );
-    end if;
+    where w.count <> v_count;
     return array(
         select row(w.n, w.id, w.reservation, w.error, w.retry_in, w.retry, w.policy, w.cancel)::pgqueue.failure
         from unnest(p_job_ids, p_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel)
