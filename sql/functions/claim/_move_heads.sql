@@ -21,11 +21,9 @@ declare
     v_head record;
     v_first record;
     v_safe record;
-    v_due boolean;
     v_idle_since timestamptz;
-    v_open_xids xid8[];
-    v_fallback_heads timestamptz[];
-    v_fallback_ids bigint[];
+    -- The transactions that it does not wait for, with their fallbacks.
+    v_open record;
 begin
     if exists (select from pgqueue.head_marks m where m.reason = 'clock') then
         return;
@@ -52,20 +50,14 @@ begin
             end if;
         end if;
 
-        select '-infinity'::timestamptz as at, 0::bigint as id into v_base;
-        v_open_xids := null;
-        v_fallback_heads := null;
-        v_fallback_ids := null;
-        if v_known then
-            select array_agg(o.xid), array_agg(o.fallback_head), array_agg(o.fallback_id)
-            into v_open_xids, v_fallback_heads, v_fallback_ids
-            from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
-            where not pg_visible_in_snapshot(o.xid, v_snapshot);
-            select f.head as at, f.head_id as id into v_base
-            from pgqueue._fallback(
-                v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids, v_last.head, v_last.head_id, v_snapshot
-            ) f;
-        end if;
+        select array_agg(o.xid) as xids, array_agg(o.fallback_head) as heads, array_agg(o.fallback_id) as ids into v_open
+        from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
+        where v_known and not pg_visible_in_snapshot(o.xid, v_snapshot);
+        select coalesce(f.head, '-infinity') as at, coalesce(f.head_id, 0) as id into v_base
+        from (select) one
+        left join lateral pgqueue._fallback(
+            v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids, v_last.head, v_last.head_id, v_snapshot
+        ) f on v_known;
 
         -- The first job now, by a snapshot later than the one that shows which transactions have ended.
         v_head := v_base;
@@ -85,13 +77,12 @@ begin
 
         v_idle_since := null;
         if not p_claimed then
-            v_due := v_first.at is not null or exists (
+            if v_first.at is null and not exists (
                 select
                 from pgqueue._first_of(
                     v_part.queue, v_part.priority, v_part.resumed, v_head.at, v_head.id, v_now + interval '1 us', v_head.id
                 )
-            );
-            if not v_due then
+            ) then
                 v_idle_since := case when v_known then v_last.idle_since end;
                 continue when v_idle_since is not null
                     and (v_base.at, v_base.id) = (v_last.head, v_last.head_id)
@@ -104,19 +95,19 @@ begin
 
         if v_head > v_base then
             select
-                v_open_xids || array_agg(x.xid),
-                v_fallback_heads || array_agg(case when v_known then v_last.head else '-infinity' end),
-                v_fallback_ids || array_agg(case when v_known then v_last.head_id else 0 end)
-            into v_open_xids, v_fallback_heads, v_fallback_ids
+                v_open.xids || array_agg(x.xid) as xids,
+                v_open.heads || array_agg(case when v_known then v_last.head else '-infinity' end) as heads,
+                v_open.ids || array_agg(case when v_known then v_last.head_id else 0 end) as ids
+            into v_open
             from unnest(v_running) x (xid)
-            where x.xid < v_horizon.xid and (v_open_xids is null or x.xid <> all (v_open_xids));
+            where x.xid < v_horizon.xid and (v_open.xids is null or x.xid <> all (v_open.xids));
         end if;
         insert into pgqueue.heads (
             queue, priority, resumed, head, head_id, at, xid, idle_since, newest_id, open_xids, fallback_heads, fallback_ids
         )
         values (
             v_part.queue, v_part.priority, v_part.resumed, v_head.at, v_head.id, v_now, pg_current_xact_id(), v_idle_since,
-            v_newest_id, v_open_xids, v_fallback_heads, v_fallback_ids
+            v_newest_id, v_open.xids, v_open.heads, v_open.ids
         );
     end loop;
 end
