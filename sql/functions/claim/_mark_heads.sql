@@ -46,8 +46,7 @@ begin
     update pgqueue.head_marks m
     set seen_xid = pg_snapshot_xmax(pg_current_snapshot())
     where m.reason = 'clock' and (m.seen_xid is null or m.seen_xid > pg_snapshot_xmax(pg_current_snapshot()));
-    -- PostgreSQL 14 has no min(xid8).
-    select x.xid into v_oldest_xid from unnest(pgqueue._running_xids(pg_current_snapshot())) x (xid) order by x.xid limit 1;
+    v_oldest_xid := (pgqueue._running_xids(pg_current_snapshot()))[1];
     if not exists (select from pgqueue.head_marks m where m.reason = 'clock' and m.seen_xid > v_oldest_xid) then
         delete from pgqueue.head_marks m where m.reason = 'clock';
         delete from pgqueue.heads h where h.queue <> '' or h.priority <> 1;

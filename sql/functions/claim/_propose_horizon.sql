@@ -30,7 +30,7 @@ begin
 end
 $$;
 
--- A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
+-- In order. A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
 create or replace function pgqueue._running_xids(p_snapshot pg_snapshot)
 returns xid8[]
 language plpgsql stable parallel safe
