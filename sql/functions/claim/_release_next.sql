@@ -145,29 +145,24 @@ language plpgsql
 set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-    v_ids bigint[];
-    v_queues text[];
-    v_keys text[];
+    v_of record;
 begin
-    select array_agg(j.id), array_agg(j.queue), array_agg(j.key) into v_ids, v_queues, v_keys
+    select array_agg(j.id) as ids, array_agg(j.queue) as queues, array_agg(j.key) as keys into v_of
     from unnest(p_job_ids) w (id)
     cross join lateral (select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null) j;
-    if v_ids is null then
-        return;
-    end if;
     if pgqueue._old_snapshot() then
-        perform pgqueue._release_next(v_queues, v_keys, v_ids);
-        return;
+        perform pgqueue._release_next(v_of.queues, v_of.keys, v_of.ids);
+    elsif v_of.ids is not null then
+        perform pgqueue._note_open_claims(v_of.ids, v_of.queues, v_of.keys);
+        perform pgqueue._release_next(array_agg(b.queue), array_agg(b.key), null)
+        from (
+            select w.queue, w.key, min(w.id) as id
+            from unnest(v_of.ids, v_of.queues, v_of.keys) w (id, queue, key)
+            group by w.queue, w.key
+        ) b
+        cross join lateral pgqueue._first_blocked(b.queue, b.key, 0, b.id) f
+        having count(*) > 0;
     end if;
-    perform pgqueue._note_open_claims(v_ids, v_queues, v_keys);
-    perform pgqueue._release_next(array_agg(b.queue), array_agg(b.key), null)
-    from (
-        select w.queue, w.key, min(w.id) as id
-        from unnest(v_ids, v_queues, v_keys) w (id, queue, key)
-        group by w.queue, w.key
-    ) b
-    cross join lateral pgqueue._first_blocked(b.queue, b.key, 0, b.id) f
-    having count(*) > 0;
 end
 $$;
 
