@@ -132,13 +132,10 @@ begin
             select j.id from pgqueue.jobs j where j.id = f.id and j.leader is not null for update skip locked
         ) l
     )
-    select array_agg(distinct s.leader) into v_broken
+    select coalesce(array_agg(distinct s.leader), '{}') into v_broken
     from unnest(v_members) f (id)
     cross join lateral (select j.leader from pgqueue.jobs j where j.id = f.id and j.leader is not null limit 1) s
     where f.id not in (select l.id from locked l);
-    if v_broken is null then
-        return p_job_ids;
-    end if;
     return (select array_agg(w.id order by w.n) from unnest(p_job_ids) with ordinality w (id, n) where w.id <> all (v_broken));
 end
 $$;
