@@ -17,12 +17,8 @@ declare
     v_job record;
     v_rows tid[];
     v_jobs pgqueue.claimed_job[];
-    v_ids bigint[];
-    v_attempts integer;
     v_leader_id bigint;
-    v_merged_ids bigint[];
-    v_merged_reservations bigint[];
-    v_kept_ids bigint[];
+    v_batch record;
 begin
     select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id, j.cost into v_job
     from pgqueue.jobs j
@@ -54,7 +50,7 @@ begin
             limit 999
             for update skip locked
         );
-        v_rows := v_rows || array(
+        v_rows := p_row_ctid || v_rows || array(
             select j.ctid
             from pgqueue.jobs j
             where pgqueue._is_new_of_key(j) and j.queue = v_job.queue and j.key = v_job.key and j.run_at <= p_now
@@ -65,17 +61,16 @@ begin
             limit 999 - cardinality(v_rows)
             for update skip locked
         );
-        v_rows := p_row_ctid || v_rows;
     end if;
 
     select
-        array_agg(g.row_ctid order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id),
-        array_agg(g.id order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id),
-        max(g.attempts),
-        array_agg(g.id) filter (where g.id <> g.kept_id),
-        array_agg(g.reservation) filter (where g.id <> g.kept_id),
-        array_agg(g.kept_id) filter (where g.id <> g.kept_id)
-    into v_rows, v_ids, v_attempts, v_merged_ids, v_merged_reservations, v_kept_ids
+        array_agg(g.row_ctid order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id) as rows,
+        array_agg(g.id order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id) as ids,
+        max(g.attempts) as attempts,
+        array_agg(g.id) filter (where g.id <> g.kept_id) as merged,
+        array_agg(g.reservation) filter (where g.id <> g.kept_id) as reservations,
+        array_agg(g.kept_id) filter (where g.id <> g.kept_id) as merged_into
+    into v_batch
     from (
         select p.*, first_value(p.id) over (partition by p.args order by p.score, p.id) as kept_id
         from (
@@ -85,15 +80,17 @@ begin
         ) p
     ) g;
 
-    v_jobs := array(select t from pgqueue._take(v_rows, p_now, p_worker, p_lease, v_ids, v_attempts) t);
+    v_jobs := array(
+        select t from pgqueue._take(v_batch.rows, p_now, p_worker, p_lease, v_batch.ids, v_batch.attempts) t
+    );
     if pgqueue._has_costs() then
         -- The claim has counted the job that it found.
         perform pgqueue._settle(j, pgqueue._cost_of(j.id, j.cost, j.followers) - coalesce(v_job.cost, 1))
         from pgqueue.jobs j
-        where j.id = v_ids[1];
+        where j.id = v_batch.ids[1];
     end if;
-    if v_merged_ids is not null then
-        perform pgqueue._finish(v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids);
+    if v_batch.merged is not null then
+        perform pgqueue._finish(v_batch.merged, v_batch.reservations, false, 'succeeded', null, null, v_batch.merged_into);
     end if;
     return v_jobs;
 end
