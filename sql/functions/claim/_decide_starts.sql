@@ -18,7 +18,6 @@ declare
     v_payloads record;
     v_firsts tid[];
     v_sizes integer[];
-    v_limits record;
 begin
     select
         coalesce(bool_or(c.key is not null), false) as keyed,
@@ -74,9 +73,8 @@ begin
         end if;
     end if;
     if v_any.limited then
-        select l.* into v_limits from pgqueue._within_limits(v_jobs, p_free, p_now) l;
-        v_unstarted := v_unstarted || v_limits.unstarted;
-        skipped := skipped || v_limits.skipped;
+        select v_unstarted || l.unstarted, _decide_starts.skipped || l.skipped into v_unstarted, skipped
+        from pgqueue._within_limits(v_jobs, p_free, p_now) l;
     elsif cardinality(v_jobs) > p_free then
         v_unstarted := v_unstarted || array(select c.row_ctid from unnest(v_jobs[p_free + 1:]) c);
     end if;
