@@ -13,7 +13,7 @@ as $$
                 'max_cost', l.max_cost, 'burst', l.burst,
                 'executing', e.executing,
                 'used', case when p.prefix is null then e.executing else v.used end, 'used_by', v.value,
-                'started', s.started, 'started_by', s.value,
+                'started', case when l.rate is not null then coalesce(s.units, 0) end, 'started_by', s.value,
                 'counted_to', case when w.most < 1000000 then w.most end,
                 'parked', (
                     -- Those of a name, and of a prefix, come first among all from there on.
@@ -27,7 +27,7 @@ as $$
                     ) c
                 ) + case
                     -- A limit on a queue blocks no job: a claim takes fewer of those that are due.
-                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.started >= coalesce(l.burst, l.rate))
+                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.units >= coalesce(l.burst, l.rate))
                     then (
                         select coalesce(sum(r.due), 0)
                         from (select distinct a.priority from pgqueue.lanes a where a.queue = l.target) a
@@ -42,9 +42,13 @@ as $$
         '[]'
     )
     from pgqueue.limits l
+    cross join (select pgqueue._clock() as now offset 0) t
     cross join (select greatest(p_waiting / nullif(count(*), 0), 100)::integer as most from pgqueue.limits x) w
     cross join lateral (
-        select x.prefix, l.kind || ':' || coalesce(x.prefix, l.target) as name
+        select
+            x.prefix, l.kind || ':' || coalesce(x.prefix, l.target) as name,
+            -- The names of limit_keys end there.
+            case when x.prefix is null then l.kind || ':' || l.target else 'limit_key;' end as last
         from (select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix) x
     ) p
     cross join lateral (
@@ -74,55 +78,37 @@ as $$
         select case when p.prefix is null then x.executing else v.executing end as executing
         from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
     ) e
-    cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
+    left join lateral (
+        -- The units that were started, or, in a bucket, that are taken. With a prefix they are those of the value that has the
+        -- most: each has the rate for itself.
+        select x.units, case when p.prefix is not null then substr(x.name, length('limit_key:') + 1) end as value
+        from (
+            select s.name, sum(s.started)::bigint as units
+            from (
+                select y.name, y.started
+                from pgqueue.limit_starts y
+                where l.burst is null and y.name between p.name and p.last and starts_with(y.name, p.name)
+                    and y.at > pgqueue._after(t.now, -l.per) and y.at <= t.now + interval '1 s'
+                limit p_most
+            ) s
+            group by s.name
+            union all
+            select n.name, ceil(l.burst - z.level)::bigint
+            from (
+                select distinct y.name
+                from pgqueue.limit_levels y
+                where l.burst is not null and not y.is_spent and y.name between p.name and p.last and starts_with(y.name, p.name)
+                limit p_most
+            ) n
+            cross join lateral pgqueue._level_of(
+                row(n.name, l.kind, null, null, l.rate, l.per, null, l.burst, null, null)::pgqueue.rule, t.now
+            ) z
+        ) x
+        where l.rate is not null and (p.prefix is null or (
+            select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
+        ) = l.target)
+        order by x.units desc, x.name
+        limit 1
+    ) s on true
     where num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
-$$;
-
--- The units that were started, or, in a bucket, that are taken. For a limit_key with * they are those of the value that has the
--- most: each has the rate for itself.
-create or replace function pgqueue._started_now(
-    p_limit pgqueue.limits, p_prefix text, p_most integer, out started bigint, out value text
-)
-language plpgsql stable parallel safe
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_now timestamptz := pgqueue._clock();
-    v_from text := p_limit.kind || ':' || coalesce(p_prefix, p_limit.target);
-    -- The names of limit_keys end there.
-    v_to text := case when p_prefix is null then v_from else 'limit_key;' end;
-begin
-    if p_limit.rate is null then
-        return;
-    end if;
-    select x.units, case when p_prefix is not null then substr(x.name, length('limit_key:') + 1) end into started, value
-    from (
-        select s.name, sum(s.started) as units
-        from (
-            select y.name, y.started
-            from pgqueue.limit_starts y
-            where p_limit.burst is null and y.name between v_from and v_to and starts_with(y.name, v_from)
-                and y.at > pgqueue._after(v_now, -p_limit.per) and y.at <= v_now + interval '1 s'
-            limit p_most
-        ) s
-        group by s.name
-        union all
-        select n.name, ceil(p_limit.burst - v.level)::bigint
-        from (
-            select distinct y.name
-            from pgqueue.limit_levels y
-            where p_limit.burst is not null and not y.is_spent and y.name between v_from and v_to and starts_with(y.name, v_from)
-            limit p_most
-        ) n
-        cross join lateral pgqueue._level_of(
-            row(n.name, p_limit.kind, null, null, p_limit.rate, p_limit.per, null, p_limit.burst, null, null)::pgqueue.rule, v_now
-        ) v
-    ) x
-    where p_prefix is null or (
-        select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
-    ) = p_limit.target
-    order by x.units desc, x.name
-    limit 1;
-    started := coalesce(started, 0);
-end
 $$;
