@@ -158,7 +158,6 @@ begin
         array_agg(e.key) filter (where e.key is not null) as keys,
         array_agg(e.id) filter (where e.key is not null) as keyed,
         array_agg(e.task) as tasks,
-        array_agg(e.key) as limited_keys,
         array_agg(e.limit_key) as limit_keys,
         array_agg(e.group_id) filter (where e.group_id is not null) as groups,
         array_agg(e.id) filter (where e.has_steps) as stepped,
@@ -172,8 +171,8 @@ begin
     if v_more.deduped is not null then
         perform pgqueue._free_dedupe(v_more.deduped);
     end if;
-    if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.limited_keys, v_more.limit_keys)) then
-        perform pgqueue._leave_limits(v_more.tasks, v_more.limited_keys, v_more.limit_keys);
+    if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.keys, v_more.limit_keys)) then
+        perform pgqueue._leave_limits(v_more.tasks, v_more.keys, v_more.limit_keys);
         if p_state = 'succeeded' and exists (select from pgqueue.breakers) then
             perform pgqueue._note_ends(p_ended, false);
         end if;
