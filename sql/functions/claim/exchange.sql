@@ -172,13 +172,11 @@ language plpgsql stable parallel safe
 as $$
 begin
     -- An IF costs a tenth of the call that it saves, and each end of a single job comes through here.
-    if octet_length(p_worker) between 1 and 256 is not true then
+    if (
+        octet_length(p_worker) between 1 and 256 and p_lease > '0' and p_lease <= '1 day' and p_max_jobs between 0 and 100000
+    ) is not true then
         perform pgqueue._check_name('worker', p_worker, 256);
-    end if;
-    if (p_lease > '0' and p_lease <= '1 day') is not true then
         perform pgqueue._check_lease(p_lease);
-    end if;
-    if p_max_jobs between 0 and 100000 is not true then
         perform pgqueue._check_range('max_jobs', p_max_jobs, 0, 100000, 'Give max_jobs as the number of jobs that the worker can start soon, 0 for none.');
     end if;
     -- As a rule most parts are left out.
