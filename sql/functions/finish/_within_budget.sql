@@ -52,10 +52,8 @@ begin
     if v_second = v_first then
         return v_wanted;
     end if;
-    if v_first_booked.full_until is distinct from v_second then
-        insert into pgqueue.retry_bookings (queue, second, booked, full_until)
-        values (p_queue, v_first, v_first_booked.booked, v_second);
-    end if;
+    insert into pgqueue.retry_bookings (queue, second, booked, full_until)
+    select p_queue, v_first, v_first_booked.booked, v_second where v_first_booked.full_until is distinct from v_second;
     return v_second + random() * interval '0.999 s';
 end
 $$;

@@ -18,9 +18,7 @@ begin
         returning j.reserved_by
     )
     select count(*), array_agg(distinct a.reserved_by) into v_count, v_workers from asked a;
-    if pgqueue._may_notify() then
-        perform pg_notify(pgqueue._channel(w.name), 'cancel') from unnest(v_workers) w (name);
-    end if;
+    perform pg_notify(pgqueue._channel(w.name), 'cancel') from unnest(v_workers) w (name) where pgqueue._may_notify();
     return v_count;
 end
 $$;

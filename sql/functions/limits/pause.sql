@@ -51,9 +51,7 @@ begin
     insert into pgqueue.pauses (kind, target, source, until, at, reason, by)
     values (p_kind, p_target, p_source, p_until, v_now, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
     -- One notification for all workers, as it is no queue's name; none where they know. See paused_of.
-    if not v_stands.is_known and pgqueue._may_notify() then
-        perform pg_notify('pgqueue', '');
-    end if;
+    perform pg_notify('pgqueue', '') where not v_stands.is_known and pgqueue._may_notify();
     return true;
 end
 $$;

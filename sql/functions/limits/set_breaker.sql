@@ -146,9 +146,7 @@ begin
             values (v_breaker.kind, v_breaker.target, v_now, 0, 0, v_now + v_pause);
             insert into pgqueue.limit_waits (name, next_at, timed)
             values (concat_ws(':', 'pause', v_breaker.kind, v_breaker.target), v_now + v_pause, true);
-            if pgqueue._may_notify() then
-                perform pg_notify('pgqueue', '');
-            end if;
+            perform pg_notify('pgqueue', '') where pgqueue._may_notify();
         end if;
         raise warning 'pgqueue: the breaker of % % %: %',
             v_breaker.kind, v_breaker.target, coalesce('is open for ' || v_pause, 'is closed'), v_why;

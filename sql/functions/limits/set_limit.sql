@@ -59,9 +59,7 @@ begin
     end if;
     perform pgqueue._recheck_limit(set_limit.kind, set_limit.target);
     -- See paused_of.
-    if pgqueue._may_notify() then
-        perform pg_notify('pgqueue', '');
-    end if;
+    perform pg_notify('pgqueue', '') where pgqueue._may_notify();
     return pgqueue._audit(
         'set_limit',
         jsonb_build_object(
