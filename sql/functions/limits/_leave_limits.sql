@@ -139,14 +139,11 @@ begin
         where l.name = v_name;
         -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
         select r.capacity, r.next_at, r.timed, r.units into v_left from pgqueue._capacity_of(v_limit, v_now, v_lease_head) r;
-        v_count := 0;
-        if v_left.capacity > 0 then
-            v_count := pgqueue._unblock(
-                v_name, least(v_left.capacity, p_jobs),
-                least(v_left.units, coalesce(v_limit.burst, v_limit.rate), v_limit.max_cost), v_left.units = 'infinity'
-            );
-            v_released := v_released + v_count;
-        end if;
+        v_count := case when v_left.capacity > 0 then pgqueue._unblock(
+            v_name, least(v_left.capacity, p_jobs),
+            least(v_left.units, coalesce(v_limit.burst, v_limit.rate), v_limit.max_cost), v_left.units = 'infinity'
+        ) else 0 end;
+        v_released := v_released + v_count;
         -- Not where the first of them costs more than there is.
         if v_left.capacity > 0 and (v_count > 0 or not v_left.timed or not pgqueue._has_costs()) then
             v_left.timed := v_limit.rate is not null;
