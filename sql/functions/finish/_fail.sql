@@ -94,7 +94,7 @@ begin
         where a.state not in ('failed', 'undecided') and a.members is null
         group by a.state
     ) e;
-    perform pgqueue._retry_failed(array(select a from unnest(v_attempts) a where a.state = 'failed'));
+    perform pgqueue._retry_failed(array_agg(a)) from unnest(v_attempts) a where a.state = 'failed' having count(*) > 0;
     if v_attempts[1].reserved_at is not null then
         -- Not those that were discarded or cancelled, and of a batch its leader alone.
         perform pgqueue._note_ends(
@@ -232,14 +232,10 @@ returns void
 language plpgsql
 as $$
 declare
-    v_now timestamptz;
+    v_now timestamptz := pgqueue._clock();
     v_lane record;
     v_left record;
 begin
-    if p_attempts = '{}' then
-        return;
-    end if;
-    v_now := pgqueue._clock();
     for v_lane in
         with failed as (
             update pgqueue.jobs j
