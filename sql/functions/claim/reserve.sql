@@ -246,19 +246,17 @@ returns boolean
 language plpgsql
 as $$
 declare
-    v_maintained_at timestamptz;
     v_found boolean := (select r.rescued > 0 from pgqueue._rescue(least(100, p_jobs), null) r);
 begin
     v_found := pgqueue._read_key_notes(least(100, p_jobs), p_queues) or v_found;
     -- Jobs may still be blocked by a limit that was dropped.
     v_found := pgqueue._recheck_limits(20, p_jobs) > 0 or v_found;
     v_found := pgqueue._read_notes(100) or v_found;
-    if p_empty_handed then
-        -- No session runs maintenance, which finds jobs in unregistered lanes.
-        select h.at into v_maintained_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
-        if v_maintained_at is null or abs(extract(epoch from pgqueue._clock() - v_maintained_at)) > 5 then
-            v_found := pgqueue._find_lanes() > 0 or v_found;
-        end if;
+    -- No session runs maintenance, which finds jobs in unregistered lanes.
+    if p_empty_handed and (
+        select abs(extract(epoch from pgqueue._clock() - h.at)) <= 5 from pgqueue.maintenance_runs h order by h.n desc limit 1
+    ) is not true then
+        v_found := pgqueue._find_lanes() > 0 or v_found;
     end if;
     return v_found;
 end
