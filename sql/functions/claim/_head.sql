@@ -25,9 +25,8 @@
 -- by an xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it, for a walk
 --   over the dead entries of that second, and only beside an old snapshot.
--- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. A
---   horizon from the future shows a larger step; the transaction then writes a mark. While there is a mark, no head counts
---   and none moves (_mark_heads).
+-- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. One
+--   from the future shows a larger step: it writes a mark. While there is one, no head counts and none moves (_mark_heads).
 -- - A horizon counts only if no later one has an earlier time.
 -- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
 --

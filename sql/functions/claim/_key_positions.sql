@@ -1,8 +1,7 @@
 -- Who is ahead in a key: the questions of claims, of releases and of explain(). _release_next.sql tells the whole.
 --
 -- A job holds a position in its key, that of its id, once it was blocked or reserved; a new one does while it is due. Each
--- question is one probe of an index, from the head of jobs with keys on (see _head), never an ordered scan over two states.
--- All are inlined: no SET, and stable.
+-- question is one probe of an index, from the head of keys on (see _head), never an ordered scan of two states. All are inlined.
 
 -- The first jobs of a key with ids from p_from to below p_below: one that holds its position, and a new one that is due.
 create or replace function pgqueue._key_positions(

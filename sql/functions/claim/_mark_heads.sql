@@ -1,8 +1,7 @@
 -- Marks: while one stands, some heads do not count, and claims read from the beginning.
 --
 -- Reason 'clock': the clock has stepped back, as a horizon from the future shows (see _head). Jobs that become ready now may
--- come in below the heads, and below heads that a claim is just moving. The mark is committed with the jobs, so both are seen
--- together.
+-- come in below the heads, and below heads that a claim is just moving. The mark is committed, and seen, with these jobs.
 -- Reason 'key': a job with a key lives again under its old id, so the head of jobs with keys does not count.
 --
 -- maintain deletes marks and starts the heads that they concern again. Marks for the clock stand until all transactions have

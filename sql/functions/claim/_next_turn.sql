@@ -3,8 +3,7 @@
 -- first one is being served. among: the queues in which a job may be due. undrawn: slots that draw again once all turns are
 -- over. jobs: what was claimed; filled: the slots that each queue filled in earlier turns.
 -- Where there are more than 64 lanes, a claim that serves all queues draws among those of the next 64 in turn, over all
--- priorities (round), and, by weight, also among all that have a weight. share: how many each of the 64 without a weight stands
--- for.
+-- priorities (round), and, by weight, also among all that have one. share: how many each of the 64 without one stands for.
 
 -- p_free: how many slots of the first turn are free, or, if there is none yet, how many draw. In the end turns is empty.
 create or replace function pgqueue._next_turn(
@@ -73,8 +72,7 @@ end
 $$;
 
 -- Plain jobs of all turns at once: one query finds them, in the order of their slots, for one take. candidates: a rule may
--- touch some of them. Then each turn is found and taken by itself, for what a limit lets one start depends on what those
--- before it have started.
+-- touch some of them. Then each turn is found and taken by itself, for what a limit lets one start depends on those before.
 create or replace function pgqueue._find_turns(
     inout draw pgqueue.draw, p_worker text, p_now timestamptz, p_skipped tid[],
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
@@ -158,8 +156,7 @@ begin
 end
 $$;
 
--- Whether each slot of a claim draws a queue. With equal weights none does: the highest priority over all queues goes
--- first.
+-- Whether each slot of a claim draws a queue. With equal weights none does: the highest priority over all queues is first.
 create or replace function pgqueue._draws_slots(p_queues text[], p_strategy text)
 returns boolean
 language plpgsql stable parallel safe

@@ -1,8 +1,6 @@
--- Horizons: a time, and a transaction that had no xid then. The newest one whose earlier transactions have all ended is
--- the safe point of all heads. See _head.
+-- Horizons: a time, and a transaction that had no xid then. One of them is the safe point of all heads: see _head.
 
--- p_began, p_newest_id: what the caller read while its transaction had no xid yet. p_began null: it had one; p_newest_id
--- null: unknown.
+-- p_began, p_newest_id: what the caller read while its transaction had no xid yet; null: it had one, or has not read the id.
 create or replace function pgqueue._propose_horizon(p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql

@@ -185,8 +185,7 @@ begin
             e.*,
             coalesce(e.until <= v_safe_at, false) and case
                 when v_many then coalesce(e.ready_at > p_now, true)
-                -- An unregistered lane is probed without a head, so it must not still have the dead entries that an old
-                -- snapshot keeps.
+                -- Unregistered, it is probed without a head: it must not have the dead entries that an old snapshot keeps.
                 else e.ready_at is null and pg_stat_get_dead_tuples('pgqueue.jobs'::regclass) < 100000
             end as is_leaving
         from ended e

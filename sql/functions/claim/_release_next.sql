@@ -12,12 +12,10 @@
 --   the leaving job   1. locks its row   2. tries the guard, exclusively  3. reads the blocked jobs
 -- If the leaving job gets its guard, the claim has not guarded it yet, or has ended. Not yet: its step 2 will find the row
 -- locked, and it defers its candidate instead of blocking it. Ended: step 3, which has a later snapshot, sees the jobs that
--- it blocked. If the leaving job does not get the guard, it leaves a note with its id. A reader of notes (maintain, and
--- reserve when it comes up short) tries the guard again before it reads: held, the note is written again; free, the claim
--- has ended.
+-- it blocked. If the leaving job does not get the guard, it leaves a note with its id. A reader of notes (maintain, and a
+-- reserve that comes up short) tries the guard again before it reads: held, it writes the note again; free, the claim has ended.
 -- So an open claim does not keep a job from ending, and each release comes at once, or soon after that claim has ended.
--- All jobs share 1,024 guards, so a claim that blocks thousands cannot fill the table of locks. Two jobs that share a guard
--- cost a note at most.
+-- All jobs share 1,024 guards, so a claim of thousands cannot fill the table of locks. Two that share one cost a note at most.
 -- Step 2 of the claim is a key share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
 -- What locks the row with less than FOR UPDATE, such as a step that is not committed, does not end the job.
 --

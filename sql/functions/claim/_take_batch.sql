@@ -6,8 +6,7 @@
 -- came later are in the next batch. Its rows have has_steps, its members its leader; they are found by their ids. If another
 -- session has locked one of them, the claim defers the batch (55P03, see _take_keyed).
 -- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
--- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
--- members end as it ends.
+-- continues from the highest count of attempts among them. The first by score, the leader, has the lease; all end with it.
 
 create or replace function pgqueue._take_batch(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
 returns pgqueue.claimed_job[]

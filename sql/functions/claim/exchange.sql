@@ -2,13 +2,10 @@
 -- failed, these continue, give me the next ones.
 --
 -- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
--- job that it waited for: complete, fail, extend, reserve. The rows of jobs that end are locked in id order; if
--- some failed, all of them first.
+-- job that it waited for: complete, fail, extend, reserve. Jobs that end are locked in id order; if some failed, all first.
 -- No job spoils the others. It waits 100 ms at most for rows that another session has locked: extend, or a call to cancel, is
--- over by then, and it gives way before deadlock_timeout. After that every free row ends (FOR UPDATE SKIP LOCKED), and a locked
--- one is reported as locked.
--- The claim comes last, and in a subtransaction when there are ends to keep: if it fails, everything else is stored. Not even a
--- statement_timeout within it undoes an end.
+-- over by then, and it gives way before deadlock_timeout. Then the free ones end (FOR UPDATE SKIP LOCKED); it reports the others.
+-- The claim comes last, and in a subtransaction when there are ends to keep: neither an error nor a statement_timeout undoes one.
 
 create or replace function pgqueue.exchange(
     worker text, max_jobs integer default 0, queues text[] default null, weights integer[] default null,
@@ -294,8 +291,7 @@ begin
 end
 $$;
 
--- Locks jobs in id order. p_free: those alone that no other session has locked, with the members of their batches. Returns
--- their ids.
+-- Locks jobs in id order, and returns their ids. p_free: those alone that no other session has locked, and whole batches.
 create or replace function pgqueue._lock_ending(p_job_ids bigint[], p_free boolean)
 returns bigint[]
 language plpgsql

@@ -1,8 +1,7 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find), decide (_decide_starts), take (_take). A
--- round takes its jobs before the next one reads, so the next one sees them executing. Most claims are one round without a
--- decision.
+-- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find), decide (_decide_starts), take (_take).
+-- Most claims are one round without a decision.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
 -- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned: see sql/README.md.
 
