@@ -3,8 +3,7 @@
 -- Locks the rows of the jobs in id order, all of them before the first is decided; then, job by job, the members of a
 -- batch, and the retry budgets of queues in the order of their locks, so that two calls take turns and cannot deadlock.
 -- Decides jobs one by one and changes them all together, but for the leader of a batch, which ends by itself, with its members.
--- If a failure asks for something impossible, p_strict refuses it; else the policy of the job decides. A job that is named
--- twice fails once.
+-- If a failure asks for something impossible, p_strict refuses it; else the job's policy decides. A job named twice fails once.
 
 create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean, p_ask boolean default true)
 returns pgqueue.failed_attempt[]
@@ -37,8 +36,7 @@ begin
         )
         select
             h.n, h.id as job_id, h.reservation, coalesce(h.error, '{}') as error, h.retry_in, h.retries as retry, h.policy,
-            -- null: not cancelled. false: this job alone, which was asked to be. true: fail() asks, and the members share it (see
-            -- _part_members).
+            -- null: not cancelled. false: this job alone was asked to be. true: fail() asks, for the members, too (_part_members).
             case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end as cancel,
             h.task, d.queue, h.priority, h.key, h.limit_key, h.followers as members, h.reserved_by as worker, h.attempts,
             pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,
@@ -55,7 +53,6 @@ begin
             select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
         ) d
         left join pgqueue.queues q on q.name = d.queue
-        -- All jobs are locked by now, in id order. Two calls take the locks of several budgets in the same order.
         order by case when q.retry_budget is not null then pgqueue._budget_lock(d.queue) end nulls first, h.n
     loop
         v_attempt.may_ask := v_may_ask;

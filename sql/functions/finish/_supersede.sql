@@ -1,7 +1,6 @@
 -- Ends a job whose dedupe key another job has taken (on_conflict => supersede), or asks its worker to cancel it.
 --
--- It does not wait, because the handler's own transaction may have locked the row. Then a note has the job checked again until
--- the row is free.
+-- It does not wait: the handler's own transaction may have locked the row. Then a note has it checked again until it is free.
 create or replace function pgqueue._supersede(p_job_id bigint)
 returns void
 language plpgsql

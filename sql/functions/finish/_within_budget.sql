@@ -1,11 +1,9 @@
--- A queue's retry budget: at most n of its retries become due in a second, so that ten thousand jobs that an outage failed at
--- once do not all come back at once.
+-- A queue's retry budget: at most n of its retries become due in a second, so that what one outage failed is not due at once.
 --
 -- Every failing job of such a queue books the first second, from its own on, that has capacity left. The bookings of one
 -- queue take turns under an advisory lock that lasts until the transaction ends (fail waits for it, at most 5 s, after
 -- it has locked the row of its job). A deferred booking records at its first second how far the budget is used up, so that the
--- next one does not read every second between. Above READ COMMITTED it sees the bookings that its snapshot shows, and may
--- overbook.
+-- next one does not read every second between. Above READ COMMITTED it sees those that its snapshot shows, and may overbook.
 
 create or replace function pgqueue._within_budget(p_queue text, p_delay interval, p_budget integer)
 returns timestamptz

@@ -1,7 +1,6 @@
 -- complete: ends one job that succeeded. In the handler's own transaction, its writes and the end of the job commit together.
 --
--- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
--- its batch. Works at every isolation level.
+-- Locks the row of the job, then each member of its batch, and waits 5 s at most for each (55P03), at every isolation level.
 
 create or replace function pgqueue.complete(job_id bigint, reservation bigint, result jsonb default null)
 returns boolean

@@ -1,8 +1,7 @@
 -- The one way from executing back into the ready index, for release, snooze, crashed workers and lapsed leases.
 --
 -- The caller has locked the rows, in executing, and with _whole_batches the members of their batches. A job that comes
--- back at once is read first in its lane, in the order of return; one that comes back later is read at its time. A job
--- that is asked to cancel ends here.
+-- back at once is read first in its lane, in the order of return; a later one at its time. One asked to cancel ends here.
 -- p_began: the handler may have run. Then the job no longer expires, because expires_at bounds the wait for the first start.
 -- p_crashed: the ids of p_job_ids whose worker died while it ran them. After max_crashes of its task such a job is dead, so
 -- that it cannot kill worker after worker. A batch counts for its leader alone; the members go back.

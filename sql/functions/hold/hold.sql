@@ -1,8 +1,7 @@
 -- hold: the first statement of a handler's own transaction. While it is open, no other worker can get the job: rescue skips a
 -- locked row. A lease that extend promised meanwhile stays valid.
 --
--- Locks the row of the job FOR SHARE and waits for another session's lock on it (usually an extend) at most 5 s
--- (55P03). Works at every isolation level.
+-- Locks the row FOR SHARE, and waits 5 s at most for another lock on it, usually of extend (55P03), at every isolation level.
 
 create or replace function pgqueue.hold(job_id bigint, reservation bigint)
 returns boolean

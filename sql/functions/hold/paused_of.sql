@@ -1,5 +1,4 @@
--- paused_of: which of these jobs would not start now, because of a pause, or might not, because a limit was set since they were
--- claimed.
+-- paused_of: which of these jobs would not start now, for a pause, or might not, for a limit that was set since their claim.
 --
 -- A worker asks it of the jobs that it has claimed and not started, after each notification with an empty payload on the
 -- common channel, and with each heartbeat. Reads only.

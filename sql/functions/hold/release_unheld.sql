@@ -4,8 +4,7 @@
 -- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker
 -- that claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
 --
--- Locks rows FOR UPDATE SKIP LOCKED, in id order. Two processes must never share a worker name: each would give back what the
--- other runs.
+-- Locks rows FOR UPDATE SKIP LOCKED, in id order. Two processes must never share a name: each would give back the other's jobs.
 
 create or replace function pgqueue.release_unheld(
     worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}', died boolean default false

@@ -1,7 +1,6 @@
 -- spent: what a job has really taken of its limits, where that was not known when it was enqueued.
 --
--- Takes no lock and waits for none: a row says what the next claim is to add or to give back. See _units_of.sql. Reads the job and
--- its limits.
+-- Takes no lock and waits for none: a row says what the next claim is to add or to give back. See _units_of.sql.
 
 create or replace function pgqueue.spent(job_id bigint, reservation bigint, units integer)
 returns boolean

@@ -25,8 +25,7 @@ as $$
 $$;
 
 -- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
--- not show the jobs that were blocked since: then the next claim or maintain does it, and also where costs decide which of
--- them may start.
+-- not show the jobs that were blocked since: then the next claim or maintain does it, as where costs decide which may start.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
@@ -62,8 +61,7 @@ begin
             perform pgqueue._unblock(v_limit.name, v_limit.count);
         end if;
     end loop;
-    -- In fair queues the jobs of a tenant at its limit are not blocked. Only lanes of the tenant itself are read, whatever other
-    -- queues there are.
+    -- In fair queues the jobs of a tenant at its limit are not blocked. Only the lanes of the tenant itself are read.
     perform pgqueue._wake(f.queue, v_now, 1, null)
     from (
         select distinct u.name
@@ -154,8 +152,7 @@ begin
                 else interval '1 s'
             end;
         elsif not v_left.timed then
-            -- A safety net: normally jobs that end release the blocked ones, but only those that they see. resume() leaves a
-            -- row of its own.
+            -- A safety net: normally jobs that end release the blocked ones that they see, and resume() leaves a row of its own.
             v_left.next_at := least(
                 case when v_limit.until > v_now then v_limit.until end,
                 v_now + case when v_limit.kind = 'pause' then interval '1 min' else interval '1 s' end

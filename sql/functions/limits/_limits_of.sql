@@ -7,13 +7,11 @@
 -- A job without capacity is blocked under the limit's name (kind:target). Each job that ends releases one blocked job, in a
 -- statement after the one that ended it. It cannot see the jobs that a claim blocks at the same moment; so each claim that
 -- blocks jobs inserts a row of limit_waits, due soon after. A reader of that row (claims, maintain) deletes it, and checks the
--- limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates, whose capacity comes with
--- time, are handled the same way.
+-- limit in a later statement, whose snapshot shows the jobs that were blocked with the row. So are rates, as time fills them.
 -- A pause is a limit without capacity: the jobs of a paused task or limit_key are blocked under a name of its own
 -- (pause:kind:target), checked soon after like all others, and then at the end of the pause. The lanes of a paused queue are
 -- left out where they are read. What a pause releases goes to the ordinary part of its lane.
--- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
--- be deferred again, with each one.
+-- Jobs over a rate are blocked as well: deferred to the next free start, a million would come due, and be deferred, with each.
 
 -- Inlined, as the next ones. A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted
 -- by itself. rule: the target of the row.

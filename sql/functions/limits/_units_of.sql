@@ -4,8 +4,7 @@
 -- Under the limit's lock a claim reads the newest level, adds what the time since has filled in, takes what spent() has left
 -- meanwhile (FOR UPDATE SKIP LOCKED, as spent() takes no lock), and inserts the next level. No row is updated. The level
 -- is below zero where jobs spent more than their costs.
--- A clock that stepped back neither fills the bucket nor stops it: a level from more than a second ahead counts as one of
--- now.
+-- A clock that stepped back neither fills the bucket nor stops it: a level from more than a second ahead counts as of now.
 -- Beside an old snapshot the rows that spent() left and claims took would be walked by each claim: a claim looks for those of
 -- the last ten seconds before the newest level, and maintenance brings forward what was committed later.
 -- A sequence says whether a job ever had a cost. Until then nothing here is asked, and no limit reads what a job costs.
@@ -170,8 +169,7 @@ begin
 end
 $$;
 
--- When a rate has units enough for a job of this cost. What costs more than the rate or the burst starts when nothing of it is
--- taken.
+-- When a rate has units enough for a job of this cost. What costs more than it has at all starts when nothing of it is taken.
 create or replace function pgqueue._units_at(p_rule pgqueue.rule, p_units double precision, p_wanted integer, p_now timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe

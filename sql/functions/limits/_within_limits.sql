@@ -170,8 +170,7 @@ begin
     set
         state = 'blocked',
         blocked_on = p_names[w.i],
-        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
-        -- put it behind jobs that are younger.
+        -- A job released in vain goes back to where it was due: the time of its release would put it behind younger jobs.
         ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
         resumed = false
     from unnest(p_rows, p_on) w (row_ctid, i)
