@@ -36,7 +36,7 @@ begin
         )
         select
             h.n, h.id as job_id, h.reservation, coalesce(h.error, '{}') as error, h.retry_in, h.retries as retry, h.policy,
-            -- null: not cancelled. false: this job alone was asked to be. true: fail() asks, for the members, too (_part_members).
+            -- null: not cancelled. false: this job alone was asked to be. true: fail() asks, for its members too (_part_members).
             case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end as cancel,
             h.task, d.queue, h.priority, h.key, h.limit_key, h.followers as members, h.reserved_by as worker, h.attempts,
             pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,

@@ -1,4 +1,4 @@
--- throttle: a pause (see pause), for a service answered "429, in 30 s". A worker calls throttled(), which gives the job back, too.
+-- throttle: a pause (see pause), for a service answered "429, in 30 s". A worker calls throttled(), which gives the job back too.
 
 create or replace function pgqueue.throttle(kind text, target text, delay interval, reason text default null)
 returns boolean
