@@ -15,7 +15,6 @@ declare
     v_unstarted tid[];
     v_any record;
     v_keys record;
-    v_payloads record;
     v_firsts tid[];
     v_sizes integer[];
 begin
@@ -48,12 +47,9 @@ begin
                 where t.accumulate and t.name = any (array(select c.task from unnest(v_jobs) c));
                 return;
             end if;
-            select * into v_payloads from pgqueue._group_payloads(v_keys.payloads, p_now);
-            v_keys.blocked := v_keys.blocked || v_payloads.blocked;
-            v_keys.ahead := v_keys.ahead || v_payloads.ahead;
-            v_unstarted := v_unstarted || v_payloads.joined;
-            v_firsts := v_payloads.firsts;
-            v_sizes := v_payloads.sizes;
+            select v_keys.blocked || g.blocked, v_keys.ahead || g.ahead, v_unstarted || g.joined, g.firsts, g.sizes
+            into v_keys.blocked, v_keys.ahead, v_unstarted, v_firsts, v_sizes
+            from pgqueue._group_payloads(v_keys.payloads, p_now) g;
         end if;
         if v_keys.blocked is not null then
             perform pgqueue._block_behind(v_keys.blocked, v_keys.ahead, p_now);
