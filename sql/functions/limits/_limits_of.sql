@@ -30,12 +30,10 @@ as $$
         select x.*, x.target from pgqueue.limits x where x.kind = 'key' and p_key is not null and starts_with(p_key, x.target)
         union all
         (
-            (
-                select x.*, p_limit_key
-                from pgqueue.limits x
-                where p_limit_key is not null and x.kind = 'limit_key' and x.target = p_limit_key
-                    and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
-            )
+            select x.*, p_limit_key
+            from pgqueue.limits x
+            where p_limit_key is not null and x.kind = 'limit_key' and x.target = p_limit_key
+                and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
             union all
             (
                 select x.*, p_limit_key
