@@ -15,7 +15,7 @@ from tests.catalog.test_layout import functions
 FLOORS = {
     "common": "common/*",
     "ready": """
-        claim/_head claim/_mark_heads claim/_propose_horizon claim/_find_hidden claim/_key_positions claim/_move_heads
+        claim/_head claim/_mark_heads claim/_propose_horizon claim/_key_positions claim/_move_heads
         claim/_register_lane claim/_tenant_lanes worker/_wake maintain/_count_queues maintain/_samples
         maintain/_partitions
     """,
