@@ -117,12 +117,9 @@ returns double precision
 language plpgsql stable parallel safe
 as $$
 declare
-    v_rated double precision := p_left::double precision;
+    v_rated double precision := case when p_rule.burst is null then p_left else (pgqueue._level_of(p_rule, p_now)).level end;
     v_free double precision;
 begin
-    if p_rule.burst is not null then
-        v_rated := (select l.level from pgqueue._level_of(p_rule, p_now) l);
-    end if;
     if p_rule.max_cost is not null then
         v_free := (p_rule.max_cost - coalesce(
             (
