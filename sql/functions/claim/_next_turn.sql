@@ -196,8 +196,7 @@ begin
         group by l.queue
         order by min(l.lane_ready_at), l.queue;
         return;
-    end if;
-    if p_strategy = 'round_robin' then
+    elsif p_strategy = 'round_robin' then
         v_due := pgqueue._due_of(p_draw.among, p_now);
         v_start := floor(random() * cardinality(v_due))::integer;
         return query
