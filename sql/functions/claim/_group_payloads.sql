@@ -2,7 +2,7 @@
 --
 -- The payloads of a key with one limit_key start together, in any order. Up to batch_size keys of a task share a slot.
 
--- blocked and ahead: see _find_ahead. firsts and sizes: the first of each key that starts, and its batch_size. joined: its others.
+-- blocked and ahead: see _find_ahead. firsts and sizes: the first of each key that starts, its batch_size. joined: its others.
 -- Asks once for each key: does a job of it execute, and which job holds its first position? "asks" is a condition inside the
 -- probes: in a join's condition it would be checked after them, for every row.
 create or replace function pgqueue._group_payloads(
