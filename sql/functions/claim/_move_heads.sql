@@ -41,13 +41,11 @@ begin
         order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
         limit 1;
         v_known := found;
-        if v_known then
-            continue when v_last.at > v_now - interval '100 ms';
-            if not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
-                -- Another session has just moved it; or it comes from a restored dump.
-                continue when pg_visible_in_snapshot(v_last.xid, pg_current_snapshot());
-                v_known := false;
-            end if;
+        continue when v_last.at > v_now - interval '100 ms';
+        if not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
+            -- Another session has just moved it; or it comes from a restored dump.
+            continue when pg_visible_in_snapshot(v_last.xid, pg_current_snapshot());
+            v_known := false;
         end if;
 
         select array_agg(o.xid) as xids, array_agg(o.fallback_head) as heads, array_agg(o.fallback_id) as ids into v_open
