@@ -8,11 +8,6 @@ returns void
 language plpgsql
 as $$
 declare
-    v_queues text[] := array(
-        select (select j.queue from pgqueue.jobs j where j.ctid = r.row_ctid)
-        from unnest(p_rows) with ordinality r (row_ctid, n)
-        order by r.n
-    );
     v_guarded bigint[];
     v_standing bigint[];
 begin
@@ -24,8 +19,9 @@ begin
         from (
             select l.id
             from (
-                select distinct a.id, a.queue
-                from unnest(p_ahead, v_queues) a (id, queue)
+                select distinct a.id, r.queue
+                from unnest(p_ahead, p_rows) a (id, row_ctid)
+                cross join lateral (select j.queue from pgqueue.jobs j where j.ctid = a.row_ctid limit 1) r
                 where a.id = any (v_guarded)
                 order by a.id
             ) w
