@@ -7,7 +7,7 @@
 -- A job without capacity is blocked under the limit's name (kind:target). Each job that ends releases one blocked job, in a
 -- statement after the one that ended it. It cannot see the jobs that a claim blocks at the same moment; so each claim that
 -- blocks jobs inserts a row of limit_waits, due soon after. A reader of that row (claims, maintain) deletes it, and checks the
--- limit in a later statement, whose snapshot shows the jobs that were blocked with the row. So are rates, as time fills them.
+-- limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates are handled the same way.
 -- A pause is a limit without capacity: the jobs of a paused task or limit_key are blocked under a name of its own
 -- (pause:kind:target), checked soon after like all others, and then at the end of the pause. The lanes of a paused queue are
 -- left out where they are read. What a pause releases goes to the ordinary part of its lane.
