@@ -27,18 +27,7 @@ begin
 
     if pgqueue._is_staged() then
         select
-            count(*), max(s.cost) is not null,
-            count(*) filter (
-                where pgqueue._is_plain(
-                    v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
-                    s.limit_key, s.headers, s.max_attempts, s.declared,
-                    num_nonnulls(
-                        s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                        s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id,
-                        nullif(s.cost between 0 and 1000000000, true)
-                    )
-                )
-            )
+            count(*), max(s.cost) is not null, count(*) filter (where pgqueue._is_plain(v_accumulating, s))
         into v_rows, v_has_costs, v_plain
         from pg_temp.pgqueue_staged s;
     end if;
@@ -51,17 +40,7 @@ begin
     end if;
     if v_plain < v_rows then
         update pg_temp.pgqueue_staged s
-        set
-            id = nextval('pgqueue.jobs_id_seq'),
-            is_plain = pgqueue._is_plain(
-                v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
-                s.limit_key, s.headers, s.max_attempts, s.declared,
-                num_nonnulls(
-                    s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                    s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id,
-                    nullif(s.cost between 0 and 1000000000, true)
-                )
-            );
+        set id = nextval('pgqueue.jobs_id_seq'), is_plain = pgqueue._is_plain(v_accumulating, s);
     end if;
 
     if v_has_costs then
@@ -130,34 +109,33 @@ comment on function pgqueue.enqueue_staged() is
     'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, key) from stdin; '
     'select * from pgqueue.enqueue_staged(); commit; [producer]';
 
--- Not pinned, so that it is inlined: it is called for each row.
-create or replace function pgqueue._is_plain(
-    p_accumulating text[], p_task text, p_args jsonb, p_queue text, p_priority integer, p_run_at timestamptz,
-    p_delay interval, p_expires_in interval, p_key text, p_score numeric, p_limit_key text, p_headers jsonb,
-    p_max_attempts integer, p_declared jsonb, p_others integer
-)
+-- Not pinned, so that it is inlined: it is called for each row. Polymorphic, for each session has a type of its own for the rows.
+create or replace function pgqueue._is_plain(p_accumulating text[], s anyelement)
 returns boolean
 language sql stable parallel safe
 as $$
     select coalesce(
-        p_others = 0
-        and pg_catalog.octet_length(p_task) between 1 and 128
-        and (p_args is null or pg_catalog.pg_column_size(p_args) <= 1000)
-        and (p_args is null or pg_catalog.jsonb_typeof(p_args) = 'object')
-        and (p_key is null or pg_catalog.octet_length(p_key) between 1 and 512)
-        and (p_key is not null or p_task <> all (p_accumulating))
-        and (p_queue is null or pg_catalog.octet_length(p_queue) between 1 and 128)
-        and (p_priority is null or p_priority between -100 and 100)
-        and (p_run_at is null or p_delay is null)
-        and (p_run_at is null or p_run_at between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
-        and (p_delay is null or p_delay between '0' and '1000 years')
-        and (p_expires_in is null or p_expires_in between '1 us' and '1000 years')
-        and (p_limit_key is null or pg_catalog.octet_length(p_limit_key) between 1 and 512)
-        and (p_headers is null or pg_catalog.jsonb_typeof(p_headers) = 'object')
-        and (p_headers is null or pg_catalog.pg_column_size(p_headers) <= 1000)
-        and (p_max_attempts is null or p_max_attempts between 1 and 100000)
-        and (p_declared is null or (pgqueue._is_declared(p_declared) and (p_key is not null or not p_declared ? 'accumulate')))
-        and (p_score is null or p_score not in ('NaN', 'Infinity', '-Infinity')),
+        pg_catalog.num_nonnulls(
+            s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention, s.retry_policy, s.retry_delay,
+            s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id, nullif(s.cost between 0 and 1000000000, true)
+        ) = 0
+        and pg_catalog.octet_length(s.task) between 1 and 128
+        and (s.args is null or pg_catalog.pg_column_size(s.args) <= 1000)
+        and (s.args is null or pg_catalog.jsonb_typeof(s.args) = 'object')
+        and (s.key is null or pg_catalog.octet_length(s.key) between 1 and 512)
+        and (s.key is not null or s.task <> all (p_accumulating))
+        and (s.queue is null or pg_catalog.octet_length(s.queue) between 1 and 128)
+        and (s.priority is null or s.priority between -100 and 100)
+        and (s.run_at is null or s.delay is null)
+        and (s.run_at is null or s.run_at between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
+        and (s.delay is null or s.delay between '0' and '1000 years')
+        and (s.expires_in is null or s.expires_in between '1 us' and '1000 years')
+        and (s.limit_key is null or pg_catalog.octet_length(s.limit_key) between 1 and 512)
+        and (s.headers is null or pg_catalog.jsonb_typeof(s.headers) = 'object')
+        and (s.headers is null or pg_catalog.pg_column_size(s.headers) <= 1000)
+        and (s.max_attempts is null or s.max_attempts between 1 and 100000)
+        and (s.declared is null or (pgqueue._is_declared(s.declared) and (s.key is not null or not s.declared ? 'accumulate')))
+        and (s.score is null or s.score not in ('NaN', 'Infinity', '-Infinity')),
         false
     )
 $$;
