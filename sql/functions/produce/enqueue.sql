@@ -43,10 +43,9 @@ begin
     if octet_length(enqueue.task) between 1 and 128 and jsonb_typeof(enqueue.args) = 'object'
         and pg_column_size(enqueue.args) <= 1000
         and num_nonnulls(
-            enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
-            enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on,
-            enqueue.run_if, enqueue.group_id, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
-            enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max, enqueue.retry_cap, enqueue.cost
+            queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for, on_conflict,
+            depends_on, run_if, group_id, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
+            debounce_max, retry_cap, cost
         ) = 0
     then
         -- Not one condition: the inlined function would be compiled for each call, also for a plain one.
@@ -57,11 +56,9 @@ begin
         -- Within, for a declared row costs each call that comes by, also a plain one.
         declare
             v_options constant pgqueue.job_options := row(
-                enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
-                enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
-                enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-                enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
-                enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap, enqueue.cost
+                task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
+                on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
+                debounce_max, declared, run_if, group_id, retry_cap, cost
             );
         begin
             if num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then

@@ -28,13 +28,9 @@ declare
     v_step interval;
 begin
     v_options := row(
-        enqueue_many.task, '{}'::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
-        enqueue_many.delay, enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts,
-        enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
-        enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
-        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
-        enqueue_many.debounce_max, enqueue_many.declared,
-        enqueue_many.run_if, enqueue_many.group_id, enqueue_many.retry_cap, enqueue_many.cost
+        task, '{}'::jsonb, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
+        on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key, debounce_max,
+        declared, run_if, group_id, retry_cap, cost
     );
     if enqueue_many.dedupe is not null or enqueue_many.args is null then
         perform pgqueue._check_options(v_options);

@@ -23,14 +23,9 @@ begin
     select o.job_id, o.outcome
     from pgqueue._enqueue_row(
         row(
-            enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue, enqueue_outcome.priority,
-            enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in, enqueue_outcome.timeout,
-            enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score, enqueue_outcome.dedupe,
-            enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
-            enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
-            enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
-            enqueue_outcome.debounce_max, enqueue_outcome.declared,
-            enqueue_outcome.run_if, enqueue_outcome.group_id, enqueue_outcome.retry_cap, enqueue_outcome.cost
+            task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
+            on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key, debounce_max,
+            declared, run_if, group_id, retry_cap, cost
         )
     ) o;
 end
