@@ -79,6 +79,8 @@ end
 $$;
 
 -- If a parent has a dedupe key, its id may be that of an older job. If it was refused, its child is refused as well.
+-- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circles. One walk for each
+-- group: one for each job would read a long chain as many times as it has followers.
 create or replace function pgqueue._batch_children(
     p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]
 )
@@ -86,60 +88,16 @@ returns jsonb[]
 language plpgsql
 as $$
 declare
-    v_errors jsonb[] := p_errors;
-    v_parents bigint[];
-    v_refused bigint;
-    v_children bigint[] := '{}'::bigint[];
-    v_circles constant jsonb[] := pgqueue._batch_circles(p_jobs, p_children, p_given, p_ids);
-    v_n integer;
-begin
-    foreach v_n in array p_children loop
-        continue when p_outcomes[v_n] not in ('inserted', 'superseded') or v_errors[v_n] is not null;
-        select array_agg(distinct coalesce(p_ids[g.n], d.id)), min(d.id) filter (where v_errors[g.n] is not null)
-        into v_parents, v_refused
-        from unnest((p_jobs[v_n]).depends_on) d (id)
-        cross join lateral (select array_position(p_given, d.id) as n) g;
-        if v_refused is not null then
-            v_errors[v_n] := pgqueue._refusal(
-                '22023', 'depends_on names a job of the batch that was refused', 'Nothing was enqueued for this one.',
-                'See the error of that job.'
-            );
-        else
-            v_errors[v_n] := v_circles[v_n];
-        end if;
-        if v_errors[v_n] is not null then
-            delete from pgqueue.jobs j where j.id = p_ids[v_n];
-            perform pgqueue._free_dedupe(array[p_ids[v_n]]);
-            continue;
-        end if;
-        if v_parents <> (p_jobs[v_n]).depends_on then
-            update pgqueue.jobs j set depends_on = v_parents where j.id = p_ids[v_n];
-        end if;
-        v_children := v_children || p_ids[v_n];
-    end loop;
-    perform pgqueue._add_dependencies(
-        v_children, array(select distinct t.id from unnest(p_jobs) u cross join lateral unnest(u.followers) t (id))
-    );
-    return v_errors;
-end
-$$;
-
--- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circles. One walk for each
--- group: one for each job would read a long chain as many times as it has followers.
-create or replace function pgqueue._batch_circles(
-    p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[]
-)
-returns jsonb[]
-language plpgsql
-as $$
-declare
     v_group bigint;
     v_behind bigint[];
-    v_n integer;
     v_message text;
     v_detail text;
     v_hint text;
-    v_errors jsonb[] := '{}'::jsonb[];
+    v_circles jsonb[] := '{}'::jsonb[];
+    v_parents bigint[];
+    v_refused bigint;
+    v_children bigint[] := '{}'::bigint[];
+    v_n integer;
 begin
     for v_group in
         select distinct u.group_id from unnest(p_jobs) u where u.group_id is not null and u.depends_on is not null
@@ -168,12 +126,40 @@ begin
                 select coalesce(p_ids[array_position(p_given, d.id)], d.id) from unnest((p_jobs[v_n]).depends_on) d (id)
             );
             if (p_jobs[v_n]).group_id = v_group then
-                v_errors[v_n] := pgqueue._refusal('22023', v_message, v_detail, v_hint);
+                v_circles[v_n] := pgqueue._refusal('22023', v_message, v_detail, v_hint);
             elsif p_ids[v_n] = p_given[v_n] then
                 v_behind := v_behind || p_ids[v_n];
             end if;
         end loop;
     end loop;
-    return v_errors;
+
+    foreach v_n in array p_children loop
+        continue when p_outcomes[v_n] not in ('inserted', 'superseded') or p_errors[v_n] is not null;
+        select array_agg(distinct coalesce(p_ids[g.n], d.id)), min(d.id) filter (where p_errors[g.n] is not null)
+        into v_parents, v_refused
+        from unnest((p_jobs[v_n]).depends_on) d (id)
+        cross join lateral (select array_position(p_given, d.id) as n) g;
+        if v_refused is not null then
+            p_errors[v_n] := pgqueue._refusal(
+                '22023', 'depends_on names a job of the batch that was refused', 'Nothing was enqueued for this one.',
+                'See the error of that job.'
+            );
+        else
+            p_errors[v_n] := v_circles[v_n];
+        end if;
+        if p_errors[v_n] is not null then
+            delete from pgqueue.jobs j where j.id = p_ids[v_n];
+            perform pgqueue._free_dedupe(array[p_ids[v_n]]);
+            continue;
+        end if;
+        if v_parents <> (p_jobs[v_n]).depends_on then
+            update pgqueue.jobs j set depends_on = v_parents where j.id = p_ids[v_n];
+        end if;
+        v_children := v_children || p_ids[v_n];
+    end loop;
+    perform pgqueue._add_dependencies(
+        v_children, array(select distinct t.id from unnest(p_jobs) u cross join lateral unnest(u.followers) t (id))
+    );
+    return p_errors;
 end
 $$;
