@@ -34,12 +34,9 @@ begin
         into state, reason, behind, detail
         from pgqueue.history h
         where h.id = explain.job_id
+        union all
+        select 'unknown', 'unknown', null, 'there is no such job, or its retention has ended'
         limit 1;
-        if not found then
-            state := 'unknown';
-            reason := 'unknown';
-            detail := 'there is no such job, or its retention has ended';
-        end if;
         return;
     end if;
     state := v_job.state::text;
