@@ -77,22 +77,6 @@ begin
         from pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now) e (detail)
         where e.detail is not null
         union all
-        select
-            coalesce(e.reason, 'paused'),
-            coalesce(e.detail, format('the %s has ended; it comes back when a claim asks for it', replace(v_job.blocked_on, ':', ' '))),
-            e.until, null
-        from (select) one
-        left join pgqueue._explain_pause(v_job, v_now) e on true
-        where v_job.state = 'blocked' and starts_with(v_job.blocked_on, 'pause:')
-        union all
-        select
-            'limit',
-            coalesce(l.detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)),
-            l.until, null
-        from (select) one
-        left join pgqueue._reached_limit(v_job, v_job.blocked_on, v_now) l on true
-        where v_job.state = 'blocked' and v_job.blocked_on is not null
-        union all
         select e.reason, e.detail, e.until, null
         from pgqueue._explain_step(v_job, v_now) e
         where v_job.state <> 'blocked' and v_job.ready_at > v_now and e.detail is not null
@@ -116,15 +100,25 @@ begin
             v_job.ready_at, null
         where v_job.state <> 'blocked' and v_job.ready_at > v_now
         union all
-        select e.reason, e.detail, e.until, null from pgqueue._explain_pause(v_job, v_now) e where v_job.state <> 'blocked'
+        select
+            coalesce(e.reason, 'paused'),
+            coalesce(e.detail, format('the %s has ended; it comes back when a claim asks for it', replace(v_job.blocked_on, ':', ' '))),
+            e.until, null
+        from (select) one
+        left join pgqueue._explain_pause(v_job, v_now) e on true
+        where case when v_job.state = 'blocked' then starts_with(v_job.blocked_on, 'pause:') else e.detail is not null end
         union all
         select 'key', e.detail, e.until, e.behind
         from pgqueue._explain_key(v_job, v_now) e
-        where v_job.key is not null and e.detail is not null
+        where v_job.key is not null and v_job.blocked_on is null and e.detail is not null
         union all
-        select 'limit', l.detail, l.until, null
-        from pgqueue._reached_limit(v_job, null, v_now) l
-        where l.detail is not null
+        select
+            'limit',
+            coalesce(l.detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)),
+            l.until, null
+        from (select) one
+        left join pgqueue._reached_limit(v_job, v_job.blocked_on, v_now) l on true
+        where v_job.blocked_on is not null or l.detail is not null
         union all
         select 'no_worker', format('no living worker serves queue %s', v_job.queue), null, null
         where not exists (select from pgqueue._living_workers_of(v_job.queue, v_now))
