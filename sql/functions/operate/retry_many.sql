@@ -27,41 +27,37 @@ comment on function pgqueue.retry_many is
 -- A job that was ever reserved does not wait for its parents again: see _block_again.
 create or replace function pgqueue._parents_first(p_found pgqueue.found_job[], p_locked pgqueue.found_job[])
 returns pgqueue.found_job[]
-language plpgsql stable parallel safe
+language sql stable parallel safe
 as $$
-begin
-    return (
-        with recursive locked as materialized (
-            select f.id
-            from (select u.id from unnest(p_found) u except select u.id from unnest(p_locked) u) f
-            cross join lateral (
-                -- A group comes back with its members.
-                select from pgqueue.history h
-                where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
-                limit 1
-            ) h
-        ),
-        waits as materialized (
-            select w.id, d.parent
-            from unnest(p_locked) w
-            cross join lateral (
-                select x.depends_on
-                from pgqueue.history x
-                where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
-                limit 1
-            ) h
-            cross join lateral unnest(h.depends_on) d (parent)
-            where exists (select from locked)
-        ),
-        behind (id) as (
-            select l.id from locked l
-            union
-            select w.id from behind b join waits w on w.parent = b.id
-        )
-        select array_agg(w)
+    with recursive locked as materialized (
+        select f.id
+        from (select u.id from unnest(p_found) u except select u.id from unnest(p_locked) u) f
+        cross join lateral (
+            -- A group comes back with its members.
+            select from pgqueue.history h
+            where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
+            limit 1
+        ) h
+    ),
+    waits as materialized (
+        select w.id, d.parent
         from unnest(p_locked) w
-        left join behind b on b.id = w.id
-        where b.id is null
-    );
-end
+        cross join lateral (
+            select x.depends_on
+            from pgqueue.history x
+            where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
+            limit 1
+        ) h
+        cross join lateral unnest(h.depends_on) d (parent)
+        where exists (select from locked)
+    ),
+    behind (id) as (
+        select l.id from locked l
+        union
+        select w.id from behind b join waits w on w.parent = b.id
+    )
+    select array_agg(w)
+    from unnest(p_locked) w
+    left join behind b on b.id = w.id
+    where b.id is null
 $$;
