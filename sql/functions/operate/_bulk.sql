@@ -114,7 +114,6 @@ declare
     v_found record;
     v_live record;
     v_ended pgqueue.found_job[];
-    v_rest record;
 begin
     perform pgqueue._require_read_committed(p_action);
     perform pgqueue._refuse(
@@ -205,13 +204,10 @@ begin
     left_over := 0;
     is_exact := true;
     if v_found.next_id is not null and p_changes is null then
-        select array(select m from unnest(f.matches) m where not m.is_asked_to_stop) as jobs, f.next_id into v_rest
-        from pgqueue._search_by_id(p_filter, true, v_found.next_id, 10000, 50000) f;
-        left_over := cardinality(v_rest.jobs)::bigint;
-        is_exact := v_rest.next_id is null;
-        if left_over = 0 then
-            v_found.next_id := v_rest.next_id;
-        end if;
+        select r.jobs, f.next_id is null, case when r.jobs > 0 then v_found.next_id else f.next_id end
+        into left_over, is_exact, v_found.next_id
+        from pgqueue._search_by_id(p_filter, true, v_found.next_id, 10000, 50000) f
+        cross join lateral (select count(*) as jobs from unnest(f.matches) m where not m.is_asked_to_stop) r;
     end if;
     next_after := case when v_found.next_id is not null then jsonb_build_object('id', v_found.next_id) end;
 end
