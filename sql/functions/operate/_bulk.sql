@@ -107,7 +107,6 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 set enable_mergejoin = off
 as $$
 declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_states constant pgqueue.job_state[] := case
         when p_changes is null then p_filter.states::pgqueue.job_state[] else '{waiting,failed,blocked}'
     end;
@@ -125,9 +124,9 @@ begin
     from pgqueue._search_by_id(p_filter, true, (p_after ->> 'id')::bigint, p_max_jobs, 50000) f;
     with wanted as materialized (select m.id from unnest(v_found.jobs) m where m.granularity is null order by m.id)
     select
-        array_agg(l.id) filter (where l.state <> v_executing and not l.is_group) as ids,
-        array_agg(l.reservation) filter (where l.state <> v_executing and not l.is_group) as reservations,
-        array_agg(l.id) filter (where l.state = v_executing) as running,
+        array_agg(l.id) filter (where l.state <> 'executing' and not l.is_group) as ids,
+        array_agg(l.reservation) filter (where l.state <> 'executing' and not l.is_group) as reservations,
+        array_agg(l.id) filter (where l.state = 'executing') as running,
         array_agg(l.id) filter (where l.is_group) as groups
     into v_live
     from wanted w

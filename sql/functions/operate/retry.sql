@@ -54,7 +54,6 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
-    v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_now timestamptz := pgqueue._ready_at(null);
     v_count bigint := 0::bigint;
     v_lane record;
@@ -66,7 +65,7 @@ begin
                 ready_at = v_now,
                 resumed = true,
                 run_at = case when j.reservation = 0 then least(j.run_at, v_now) else j.run_at end,
-                expires_at = case when j.state = v_failed then null else j.expires_at end,
+                expires_at = case when j.state = 'failed' then null else j.expires_at end,
                 crashed_on = case when not p_anew then j.crashed_on end
             where j.id = any (p_ids)
             returning j.queue, j.priority
