@@ -1,6 +1,4 @@
 -- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time. See _bulk.
---
--- Notifies each worker once, however many of its jobs are asked to stop. Skips jobs that were asked before.
 
 create or replace function pgqueue.cancel_many(
     queue text default null, task text default null, key text default null, state text default null,

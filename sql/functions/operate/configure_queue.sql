@@ -1,6 +1,4 @@
 -- configure_queue: sets the options of a queue, whether or not it has a row yet.
---
--- Inserts the row of queues where there is none, and locks it. Pausing has functions of its own: pause_queue, resume_queue.
 
 create or replace function pgqueue.configure_queue(
     queue text, priority integer default null, weight integer default null, retention_succeeded interval default null,

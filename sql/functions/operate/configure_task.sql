@@ -1,6 +1,4 @@
 -- configure_task: sets an operator's options of a task, whether or not a worker has declared the task.
---
--- Inserts the row of tasks where there is none, locks it, and writes an operator's columns only, which survive every deploy.
 
 create or replace function pgqueue.configure_task(
     task text, queue text default null, priority integer default null, max_attempts integer default null,

@@ -1,6 +1,4 @@
 -- delete_many: deletes jobs and rows of history, many at a time. See _bulk.
---
--- Executing jobs stay. Expired history is dropped with its partition; this call deletes rows before they expire.
 
 create or replace function pgqueue.delete_many(
     queue text default null, task text default null, key text default null, state text default null,

@@ -1,6 +1,4 @@
 -- kill_many: makes waiting, failed and blocked jobs dead, many at a time. See _bulk. It does not touch executing jobs.
---
--- Each job ends with an error of class Killed. The next job of its key takes its position.
 
 create or replace function pgqueue.kill_many(
     queue text default null, task text default null, key text default null, state text default null,

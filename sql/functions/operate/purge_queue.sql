@@ -1,6 +1,4 @@
 -- purge_queue: deletes the waiting jobs of a queue, many at a time. See _bulk.
---
--- Finds them by the index entries of the queue in jobs_ready and of its blocked jobs. Executing jobs continue, history stays.
 
 create or replace function pgqueue.purge_queue(queue text, max_jobs integer default 1000, after jsonb default null)
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)

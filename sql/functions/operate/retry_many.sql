@@ -1,6 +1,5 @@
 -- retry_many: brings dead or cancelled jobs back with a fresh count of attempts, many at a time. See _bulk.
 --
--- Moves each job from history to jobs in one statement, like retry(). For failed jobs there is run_now_many().
 -- Skips a job that another session has locked, and the jobs of the call that wait for that job, for they would start
 -- without it. The reader of a note locks the ended parents of new children until it commits.
 

@@ -1,6 +1,4 @@
 -- run_now_many: makes scheduled and failed jobs due now, many at a time. See _bulk.
---
--- Like after retry(), reserve reads these jobs before the rest of their lane, in id order.
 
 create or replace function pgqueue.run_now_many(
     queue text default null, task text default null, key text default null, state text default null,
