@@ -126,14 +126,14 @@ end
 $$;
 
 -- Enqueues one job with any options.
-create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
+create or replace function pgqueue._enqueue_row(o pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
 language plpgsql
 as $$
 declare
     -- Takes the xid before it draws the id: see _head.
     v_now constant timestamptz := pgqueue._ready_at(null);
-    v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, p_options);
+    v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, o);
     v_wrong text[];
 begin
     if v_job.dedupe is null then
@@ -143,9 +143,7 @@ begin
     else
         begin
             select d.job_id, d.outcome into job_id, outcome
-            from pgqueue._dedupe(
-                v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
-            ) d;
+            from pgqueue._dedupe(v_job, o.dedupe_for, o.on_conflict, o.debounce_max, pgqueue._dedupe_deadline()) d;
         exception when lock_not_available then
             outcome := 'refused';
         end;

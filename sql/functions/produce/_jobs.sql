@@ -5,7 +5,7 @@
 
 -- p_parents: of the jobs on which it depends those that are not inserted yet, so they are not searched for.
 create or replace function pgqueue._checked_job(
-    p_id bigint, p_now timestamptz, p_options pgqueue.job_options, p_parents bigint[] default '{}'
+    p_id bigint, p_now timestamptz, o pgqueue.job_options, p_parents bigint[] default '{}'
 )
 returns pgqueue.jobs
 language plpgsql
@@ -15,58 +15,54 @@ declare
     v_task record;
     v_parents bigint[];
 begin
-    perform pgqueue._check_options(p_options);
-    perform pgqueue._check_args(p_options.args);
-    if p_options.key is null or p_options.declared is not null then
+    perform pgqueue._check_options(o);
+    perform pgqueue._check_args(o.args);
+    if o.key is null or o.declared is not null then
         select t.queue, t.priority, t.expires_in, t.accumulate into v_task
         from (values (1)) one (row)
-        left join pgqueue.effective_tasks t on t.name = p_options.task;
-        if p_options.key is null and coalesce(v_task.accumulate, (p_options.declared ->> 'accumulate')::boolean) then
-            perform pgqueue._refuse_without_key(p_options.task);
+        left join pgqueue.effective_tasks t on t.name = o.task;
+        if o.key is null and coalesce(v_task.accumulate, (o.declared ->> 'accumulate')::boolean) then
+            perform pgqueue._refuse_without_key(o.task);
         end if;
     end if;
-    if p_options.declared is not null then
-        p_options.queue := coalesce(p_options.queue, v_task.queue, p_options.declared ->> 'queue');
-        p_options.priority := coalesce(
-            p_options.priority, v_task.priority, (p_options.declared ->> 'priority')::integer
-        );
-        p_options.expires_in := coalesce(
-            p_options.expires_in, v_task.expires_in, (p_options.declared ->> 'expires_in')::interval
-        );
+    if o.declared is not null then
+        o.queue := coalesce(o.queue, v_task.queue, o.declared ->> 'queue');
+        o.priority := coalesce(o.priority, v_task.priority, (o.declared ->> 'priority')::integer);
+        o.expires_in := coalesce(o.expires_in, v_task.expires_in, (o.declared ->> 'expires_in')::interval);
     end if;
 
     v_job.id := p_id;
     v_job.created_at := p_now;
-    v_job.run_at := coalesce(p_options.run_at, pgqueue._after(p_now, p_options.delay), p_now);
+    v_job.run_at := coalesce(o.run_at, pgqueue._after(p_now, o.delay), p_now);
     v_job.ready_at := p_now;
     if v_job.run_at > p_now then
         v_job.ready_at := pgqueue._ready_at_unchecked(v_job.run_at);
         perform pgqueue._check_run_at(v_job.run_at);
     end if;
-    v_job.expires_at := pgqueue._after(greatest(v_job.run_at, p_now), p_options.expires_in);
-    v_job.task := p_options.task;
-    v_job.args := p_options.args;
-    v_job.queue := p_options.queue;
-    v_job.priority := p_options.priority::smallint;
-    v_job.max_attempts := p_options.max_attempts;
-    v_job.key := p_options.key;
-    v_job.score := p_options.score;
-    v_job.dedupe := p_options.dedupe;
-    v_job.headers := p_options.headers;
-    v_job.tags := p_options.tags;
-    v_job.retention := p_options.retention;
-    v_job.limit_key := p_options.limit_key;
-    v_job.timeout := p_options.timeout;
-    v_job.cost := p_options.cost;
-    if p_options.cost is not null then
+    v_job.expires_at := pgqueue._after(greatest(v_job.run_at, p_now), o.expires_in);
+    v_job.task := o.task;
+    v_job.args := o.args;
+    v_job.queue := o.queue;
+    v_job.priority := o.priority::smallint;
+    v_job.max_attempts := o.max_attempts;
+    v_job.key := o.key;
+    v_job.score := o.score;
+    v_job.dedupe := o.dedupe;
+    v_job.headers := o.headers;
+    v_job.tags := o.tags;
+    v_job.retention := o.retention;
+    v_job.limit_key := o.limit_key;
+    v_job.timeout := o.timeout;
+    v_job.cost := o.cost;
+    if o.cost is not null then
         perform nextval('pgqueue.costs'::regclass) where not pgqueue._has_costs();
     end if;
-    if p_options.group_id is not null then
+    if o.group_id is not null then
         -- First: it may wait for a lock, and parents may end meanwhile.
-        v_job.group_id := pgqueue._join_group(p_options.group_id);
+        v_job.group_id := pgqueue._join_group(o.group_id);
     end if;
-    if cardinality(p_options.depends_on) > 0 then
-        v_parents := array(select p.id from unnest(p_options.depends_on) p (id) where p.id <> all (p_parents));
+    if cardinality(o.depends_on) > 0 then
+        v_parents := array(select p.id from unnest(o.depends_on) p (id) where p.id <> all (p_parents));
         if v_parents <> '{}' then
             -- For _add_dependencies. They go nowhere else: a new job has no followers.
             v_job.followers := pgqueue._refuse_unknown_parents(v_parents);
@@ -74,15 +70,13 @@ begin
                 perform pgqueue._refuse_circle(null, v_job.group_id, v_parents);
             end if;
         end if;
-        v_job.depends_on := array(select distinct p.id from unnest(p_options.depends_on) p (id) order by p.id);
-        v_job.run_if := coalesce(p_options.run_if, 'succeeded');
+        v_job.depends_on := array(select distinct p.id from unnest(o.depends_on) p (id) order by p.id);
+        v_job.run_if := coalesce(o.run_if, 'succeeded');
         v_job.state := 'blocked';
         v_job.blocked_on := '@parents';
     end if;
-    if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue, p_options.retry_cap) > 0 then
-        v_job.retry := pgqueue._job_retry(
-            p_options.retry_policy, p_options.retry_delay, p_options.retry_queue, p_options.retry_cap
-        );
+    if num_nonnulls(o.retry_policy, o.retry_delay, o.retry_queue, o.retry_cap) > 0 then
+        v_job.retry := pgqueue._job_retry(o.retry_policy, o.retry_delay, o.retry_queue, o.retry_cap);
     end if;
     return v_job;
 end
