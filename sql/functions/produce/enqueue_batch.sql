@@ -14,7 +14,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_plain pgqueue.jobs;
-    v_accumulating text[];
+    v_accumulating text[] := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
     v_ids bigint[];
     v_jobs pgqueue.jobs[];
     v_others integer[];
@@ -40,7 +40,6 @@ begin
     v_plain.run_at := v_now;
     v_plain.ready_at := v_now;
     v_plain.args := '{}';
-    v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
 
     -- The options of a plain job have the names of columns.
     select

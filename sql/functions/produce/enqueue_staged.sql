@@ -15,7 +15,7 @@ set client_min_messages = warning
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
-    v_accumulating text[];
+    v_accumulating text[] := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
     v_rows bigint := 0::bigint;
     v_plain bigint;
     v_has_costs boolean;
@@ -23,8 +23,6 @@ declare
     v_outcomes jsonb := '{}'::jsonb;
     v_enqueued_by text := pgqueue._enqueued_by();
 begin
-    v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
-
     if pgqueue._is_staged() then
         select
             count(*), max(s.cost) is not null, count(*) filter (where pgqueue._is_plain(v_accumulating, s))
