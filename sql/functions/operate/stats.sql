@@ -74,18 +74,12 @@ begin
     return v_numbers || jsonb_build_object(
         'at', v_now,
         'workers', (
-            select coalesce(
-                jsonb_agg(
-                    jsonb_build_object(
-                        'worker', w.name, 'queues', w.queues, 'info', w.info, 'started_at', w.started_at,
-                        'last_beat_at', b.at
-                    )
-                    order by w.name collate "C"
-                ),
-                '[]'
-            )
-            from pgqueue.workers w
-            left join lateral pgqueue._last_heartbeat(w.name) b on true
+            select coalesce(jsonb_agg(to_jsonb(x) order by x.worker collate "C"), '[]')
+            from (
+                select w.name as worker, w.queues, w.info, w.started_at, b.at as last_beat_at
+                from pgqueue.workers w
+                left join lateral pgqueue._last_heartbeat(w.name) b on true
+            ) x
         ),
         'schedules', (
             select jsonb_build_object(
