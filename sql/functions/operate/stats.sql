@@ -117,23 +117,17 @@ begin
             select jsonb_build_object(
                 'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
                 'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unparked', coalesce(h.unparked, 0),
-                'failures', l.failures, 'behind', l.behind, 'drop_failures', l.drop_failures,
+                'failures', coalesce(l.failures, '{}'), 'behind', coalesce(l.behind, '{}'), 'drop_failures', l.drop_failures,
                 'overdue_partitions', (select count(*) from pgqueue._partitions() p where p.upper <= v_now)
             )
             from (
                 select
-                    coalesce(
-                        jsonb_object_agg(
-                            x.step, jsonb_build_object('error', x.error, 'since', x.failing_since, 'count', x.failures)
-                        ) filter (where x.error is not null),
-                        '{}'
-                    ) as failures,
-                    coalesce(
-                        jsonb_object_agg(
-                            x.step, jsonb_build_object('at', x.at, 'missed_since', x.missed_since, 'slice', x.slice)
-                        ) filter (where x.missed_since is not null or x.unfinished),
-                        '{}'
-                    ) as behind,
+                    jsonb_object_agg(
+                        x.step, jsonb_build_object('error', x.error, 'since', x.failing_since, 'count', x.failures)
+                    ) filter (where x.error is not null) as failures,
+                    jsonb_object_agg(
+                        x.step, jsonb_build_object('at', x.at, 'missed_since', x.missed_since, 'slice', x.slice)
+                    ) filter (where x.missed_since is not null or x.unfinished) as behind,
                     max(x.failures) filter (where x.step = 'drop') as drop_failures
                 from pgqueue._last_steps() x
             ) l
