@@ -1,5 +1,4 @@
--- What explain() reports about a job that waits: for members of its group, for jobs that it depends on, for events, for the end of
--- a sleep, or for jobs of its key or of its lane.
+-- What explain() reports about a job that waits.
 
 -- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
 create or replace function pgqueue._explain_parents(p_job pgqueue.jobs)

@@ -1,8 +1,7 @@
 -- doctor: lists problems, present and coming, each with its evidence and the command that solves it.
 --
 -- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: if that role
--- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server, _doctor_queues,
--- _doctor_workers, _doctor_workflows. What follows from another finding is left out, so that a cause is one row.
+-- may not see other sessions, it reports that instead of finding nothing.
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)

@@ -1,9 +1,7 @@
 -- explain: why a job is not running, in one row.
 --
--- Asks the questions of reserve, in its order: does the job exist, is it waiting, does a worker know its task, is it due,
--- is its queue not paused, is its key free, is there capacity under its limits, is there a worker, is it its turn. The first
--- no is the answer. Reads only and locks nothing. Each question reads one row by an index, or a bounded
--- number of them.
+-- Asks the questions of reserve, in its order. Reads only and locks nothing. Each question reads one row by an index, or a
+-- bounded number of them.
 
 create or replace function pgqueue.explain(
     inout job_id bigint, out state text, out reason text, out detail text, out until timestamptz, out behind bigint

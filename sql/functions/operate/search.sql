@@ -1,7 +1,6 @@
 -- search: the ids of jobs that a filter fits, newest first, for lists and for "all that match".
 --
--- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
--- `before` down, and returns where it stopped (see _search). Reads only.
+-- Bounded, whatever the filter and the backlog: see _search_by_id.
 
 create or replace function pgqueue.search(
     filter jsonb default '{}', before bigint default null, max_jobs integer default 50, max_rows integer default 50000,

@@ -1,7 +1,6 @@
 -- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that removes it.
 --
--- _why_late has a row for each cause, in the order in which they are asked for. Reads bounded numbers of rows, and locks nothing.
--- explain() says the same of one job, doctor() of all queues.
+-- Reads bounded numbers of rows, and locks nothing. explain() says the same of one job, doctor() of all queues.
 
 create or replace function pgqueue.why_late(queue text default null)
 returns table (

@@ -1,7 +1,6 @@
 -- enqueue_many: N jobs of one task with the same options, in one statement, in the order given, all or none.
 --
--- The same steps as enqueue, with one insert and one wake-up for all. With spread, job i of n is due i / n of it later than the
--- first, so that a large call does not start at once.
+-- The same steps as enqueue, with one insert and one wake-up for all.
 
 create or replace function pgqueue.enqueue_many(
     task text, args jsonb[], queue text default null, priority integer default null,
