@@ -35,9 +35,7 @@ begin
         elsif found then
             v_count := pgqueue._requeue(array[v_position.job], p_waits => true);
         end if;
-        if v_count > 0 and retry.dependents then
-            perform pgqueue._reopen_children(array[retry.job_id]);
-        end if;
+        perform pgqueue._reopen_children(array[retry.job_id]) where v_count > 0 and retry.dependents;
     end if;
     return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
 end
@@ -162,25 +160,20 @@ begin
         v_group_ids := array(select distinct g.id from unnest(v_group_ids) g (id) order by g.id);
         -- A group that is ending at the same time is found by the reader of the note.
         perform pgqueue._leave_notes('recount', v_group_ids);
-        if not pgqueue._old_snapshot() then
-            perform pgqueue._revive_group(g.id)
-            from unnest(v_group_ids) g (id)
-            where not exists (select from pgqueue.jobs j where j.id = g.id);
-        end if;
+        perform pgqueue._revive_group(g.id)
+        from unnest(v_group_ids) g (id)
+        where not pgqueue._old_snapshot() and not exists (select from pgqueue.jobs j where j.id = g.id);
     end if;
-    if not p_at_once then
-        perform pgqueue._leave_notes(
-            'revive',
-            array(
-                select l.id
-                from unnest(p_jobs) w
-                cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id and j.task = '@group' limit 1) l
-            )
-        );
-    end if;
-    if v_is_child then
-        perform pgqueue._block_again(array(select w.id from unnest(p_jobs) w));
-    end if;
+    perform pgqueue._leave_notes(
+        'revive',
+        array(
+            select l.id
+            from unnest(p_jobs) w
+            cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id and j.task = '@group' limit 1) l
+        )
+    )
+    where not p_at_once;
+    perform pgqueue._block_again(array(select w.id from unnest(p_jobs) w)) where v_is_child;
 
     for v_job in
         select l.id, l.task, l.dedupe
