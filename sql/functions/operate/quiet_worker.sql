@@ -31,9 +31,7 @@ begin
     if not found then
         return false;
     end if;
-    if pgqueue._may_notify() then
-        perform pg_notify(v_channel, 'command');
-    end if;
+    perform pg_notify(v_channel, 'command') where pgqueue._may_notify();
     return pgqueue._audit(p_action, jsonb_build_object('worker', p_worker));
 end
 $$;

@@ -34,9 +34,7 @@ begin
         on conflict (name) do update
         set retry_policy = 'function', retry_function = excluded.retry_function;
     end if;
-    if found then
-        perform pgqueue._audit('set_retry_function', jsonb_build_object('task', task, 'function', function));
-    end if;
+    perform pgqueue._audit('set_retry_function', jsonb_build_object('task', task, 'function', function)) where found;
 end
 $$;
 
