@@ -30,20 +30,17 @@ begin
         from pg_temp.pgqueue_staged s;
     end if;
     -- The rows end with the transaction. If each statement commits by itself, none is left by now: report that.
-    if v_rows = 0 then
-        perform pgqueue._refuse(
-            'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
-            'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
+        'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
+    )
+    where v_rows = 0;
     if v_plain < v_rows then
         update pg_temp.pgqueue_staged s
         set id = nextval('pgqueue.jobs_id_seq'), is_plain = pgqueue._is_plain(v_accumulating, s);
     end if;
 
-    if v_has_costs then
-        perform nextval('pgqueue.costs'::regclass) where not pgqueue._has_costs();
-    end if;
+    perform nextval('pgqueue.costs'::regclass) where v_has_costs and not pgqueue._has_costs();
     for v_lane in
         -- The subquery numbers the rows in their order, whatever a join does to it.
         with added as (
