@@ -35,18 +35,17 @@ begin
     insert into pgqueue.dedupe_keys (task, dedupe, job_id)
     values (p_task, p_dedupe, p_job_id)
     on conflict (task, dedupe) do nothing;
-    if found then
-        return true;
+    if not found then
+        -- The job's own row may still exist, with a time: it is kept. A row without a live job is free.
+        update pgqueue.dedupe_keys d
+        set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
+        where d.task = p_task and d.dedupe = p_dedupe
+            and (
+                d.job_id = p_job_id
+                or d.until <= pgqueue._clock()
+                or d.until is null and not exists (select from pgqueue.jobs j where j.id = d.job_id)
+            );
     end if;
-    -- The job's own row may still exist, with a time: it is kept. A row without a live job is free.
-    update pgqueue.dedupe_keys d
-    set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
-    where d.task = p_task and d.dedupe = p_dedupe
-        and (
-            d.job_id = p_job_id
-            or d.until <= pgqueue._clock()
-            or d.until is null and not exists (select from pgqueue.jobs j where j.id = d.job_id)
-        );
     return found;
 exception when lock_not_available then
     if p_waits then
