@@ -114,46 +114,42 @@ as $$
 declare
     v_arms constant text := (
         select string_agg(
-            format('(select %s as id, x.queue from pgqueue.jobs x where %s limit $3 + 1)', a.ids, a.rows), ' union all '
+            format('(select %s as id, x.queue from pgqueue.jobs x where %s limit $3 + 1)', coalesce(a.ids, 'x.id'), a.rows),
+            ' union all '
         )
         from (
             values
                 (
-                    false, '{waiting,failed}'::pgqueue.job_state[], 'x.id',
+                    '{waiting,failed}'::pgqueue.job_state[], null,
                     $x$x.state in ('waiting', 'failed') and x.queue = $1
                     order by x.queue, x.priority, x.resumed, x.ready_at, x.id$x$
                 ),
-                (false, '{blocked}', 'x.id', 'pgqueue._holds_position(x) and x.queue = $1 order by x.queue, x.key, x.id'),
+                ('{blocked}', null, 'pgqueue._holds_position(x) and x.queue = $1 order by x.queue, x.key, x.id'),
                 (
-                    false, '{blocked}', 'x.id',
+                    '{blocked}', null,
                     $x$x.state = 'blocked' and x.blocked_on is not null
                     order by x.blocked_on, x.priority desc, x.ready_at, x.id$x$
                 ),
                 (
-                    false, '{executing}', 'x.id',
+                    '{executing}', null,
                     $x$x.state = 'executing' and x.lease_expires_at >= pgqueue._lease_head() order by x.lease_expires_at, x.id$x$
                 ),
+                -- By the key.
+                (null, null, 'pgqueue._is_new_of_key(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'),
+                (null, null, 'pgqueue._holds_position(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'),
                 (
-                    true, p_states, 'x.id',
-                    'pgqueue._is_new_of_key(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'
-                ),
-                (
-                    true, p_states, 'x.id',
-                    'pgqueue._holds_position(x) and x.queue = $1 and x.key = $2 order by x.queue, x.key, x.id'
-                ),
-                (
-                    true, p_states, 'x.id',
+                    null, null,
                     $x$x.key is not null and x.blocked_on = '@parents' and x.queue = $1 and x.key = $2
                     order by x.queue, x.key, x.id$x$
                 ),
                 (
                     -- One of a key executes, with its batch.
-                    true, p_states, 'unnest(x.id || x.followers)',
+                    null, 'unnest(x.id || x.followers)',
                     $x$x.key is not null and x.state = 'executing' and (x.leader is null or x.leader = x.id)
                     and x.queue = $1 and x.key = $2$x$
                 )
-        ) a (is_of_key, states, ids, rows)
-        where a.is_of_key = (p_key is not null) and a.states && p_states
+        ) a (states, ids, rows)
+        where case when p_key is null then a.states && p_states else a.states is null end
     );
     v_ids bigint[];
 begin
