@@ -1,5 +1,4 @@
--- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines: what differs from
--- job to job in a line (numbers, ids, quoted text) is masked.
+-- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines.
 --
 -- Reads up to max_jobs rows of history, the newest ids first, by the indexes of the unfinished: its cost does not grow with
 -- the number of queues. Locks nothing.

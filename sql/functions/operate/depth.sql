@@ -1,5 +1,4 @@
--- depth: how many jobs of a queue could start now, for an autoscaler or a producer that slows down. Counts at most at_most
--- entries of the index of ready jobs, so it stays cheap on a long queue. Locks nothing. stats() has every number of every queue.
+-- depth: how many jobs of a queue could start now: entries of the index of ready jobs. Locks nothing.
 
 create or replace function pgqueue.depth(queue text default null, at_most integer default 10000)
 returns integer

@@ -14,7 +14,6 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_job pgqueue.jobs;
-    -- Which attempt is under way or next.
     v_attempt text;
 begin
     select j.* into v_job from pgqueue.jobs j where j.id = explain.job_id;

@@ -1,5 +1,4 @@
--- next_attempts: when failed jobs run again, and which options of attempts an operator has set, for the log of the worker
--- whose attempts failed. Reads by id and locks nothing.
+-- next_attempts: when failed jobs run again, for the log of the worker whose attempts failed. Reads by id and locks nothing.
 
 create or replace function pgqueue.next_attempts(job_ids bigint[])
 returns table (job_id bigint, run_at timestamptz, overrides text[])

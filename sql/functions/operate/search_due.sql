@@ -1,5 +1,4 @@
--- search_due: the ids of waiting and failed jobs that a filter fits, the one that is due first at the top, whatever its
--- priority and queue.
+-- search_due: the ids of waiting and failed jobs that a filter fits, in the order in which they are due.
 --
 -- The index of ready jobs has the time last, after queue and priority. So each sub-lane is read by it, from the head of the
 -- sub-lane on, and only what these find is sorted: at most max_jobs of each. Reads about max_rows rows in all, ten of each

@@ -1,5 +1,4 @@
--- wanted: how many jobs of some queues are due or executing, for an autoscaler that asks every few seconds: as many slots
--- could work now. Locks nothing.
+-- wanted: how many jobs of some queues are due or executing: as many slots could work now. Locks nothing.
 --
 -- Where the last sample is older than 30 s no worker runs maintenance, perhaps because the fleet was scaled to zero: then it
 -- counts itself, and counts the schedules that are due and that no maintenance enqueues.

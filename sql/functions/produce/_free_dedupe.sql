@@ -25,7 +25,6 @@ $$;
 create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text, p_waits boolean)
 returns boolean
 language plpgsql
--- Restores the caller's value, however this ends.
 set lock_timeout = '5s'
 as $$
 begin

@@ -23,7 +23,6 @@ declare
     v_job pgqueue.jobs;
     v_enqueued_by text := pgqueue._enqueued_by();
     v_ids bigint[];
-    -- From one job to the next.
     v_step interval;
 begin
     v_options := row(
