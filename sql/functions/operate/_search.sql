@@ -33,11 +33,8 @@ declare
     v_stopped_at bigint;
     v_is_cut boolean;
 begin
-    if p_oldest then
-        p_filter.id_from := greatest(p_filter.id_from, p_beyond + 1);
-    else
-        p_filter.id_to := least(p_filter.id_to, p_beyond - 1);
-    end if;
+    p_filter.id_from := greatest(p_filter.id_from, case when p_oldest then p_beyond + 1 end);
+    p_filter.id_to := least(p_filter.id_to, case when not p_oldest then p_beyond - 1 end);
     if v_look is not null and v_queue is not null and v_key is not null then
         v_look := null;
         if v_live <> '{}' and p_filter.groups is null then
