@@ -23,10 +23,8 @@ begin
         perform pgqueue._request_cancel(array[v_job.id]);
     elsif v_job.is_group then
         perform pgqueue._cancel_groups(array[v_job.id]);
-        if not pgqueue._old_snapshot() then
-            perform pgqueue._cancel_members(v_job.id);
-            perform pgqueue._look_at_groups(array[v_job.id]);
-        end if;
+        perform pgqueue._cancel_members(v_job.id) where not pgqueue._old_snapshot();
+        perform pgqueue._look_at_groups(array[v_job.id]) where not pgqueue._old_snapshot();
     else
         perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
     end if;
