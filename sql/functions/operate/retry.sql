@@ -149,9 +149,7 @@ begin
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_now, 2, null);
-        if v_lane.is_keyed then
-            insert into pgqueue.head_marks (reason, at) values ('key', pgqueue._clock());
-        end if;
+        insert into pgqueue.head_marks (reason, at) select 'key', pgqueue._clock() where v_lane.is_keyed;
         v_is_child := v_is_child or v_lane.is_child;
         v_group_ids := v_group_ids || v_lane.group_ids;
     end loop;
