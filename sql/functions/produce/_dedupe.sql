@@ -134,7 +134,6 @@ declare
     -- Takes the xid before it draws the id: see _head.
     v_now constant timestamptz := pgqueue._ready_at(null);
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, o);
-    v_wrong text[];
 begin
     if v_job.dedupe is null then
         perform pgqueue._insert_jobs(array[v_job]);
@@ -148,8 +147,8 @@ begin
             outcome := 'refused';
         end;
         if outcome = 'refused' then
-            v_wrong := pgqueue._dedupe_refusal(v_job, job_id);
-            perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);
+            perform pgqueue._refuse(r.wrong[1], r.wrong[2], r.wrong[3], r.wrong[4])
+            from pgqueue._dedupe_refusal(v_job, job_id) r (wrong);
         end if;
     end if;
     if v_job.depends_on is not null and outcome in ('inserted', 'superseded') then
