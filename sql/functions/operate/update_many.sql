@@ -20,8 +20,7 @@ begin
         'update_many',
         pgqueue._read_filter(
             case
-                when filter ? 'states' then '{}'::jsonb
-                when v_changes - 'args' = '{}' then '{"states": ["waiting", "blocked", "failed"]}'
+                when v_changes - 'args' = '{}' then '{"states": ["waiting", "blocked", "failed"]}'::jsonb
                 else '{"states": ["waiting", "blocked"]}'
             end || filter,
             max_jobs, 50000
