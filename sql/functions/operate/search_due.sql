@@ -47,8 +47,7 @@ begin
                     j.id, j.ready_at as at, row_number() over () as n,
                     (v_filter.ids is null or j.id = any (v_filter.ids))
                         and (v_filter.groups is null or j.group_id = any (v_filter.groups))
-                        and (v_filter.id_from is null or j.id >= v_filter.id_from)
-                        and (v_filter.id_to is null or j.id <= v_filter.id_to)
+                        and j.id between coalesce(v_filter.id_from, 0) and coalesce(v_filter.id_to, 9223372036854775807)
                         and pgqueue._fits(
                             v_filter, j.state, j.queue, j.task, j.key, j.limit_key, j.enqueued_by, j.tags, j.reserved_by, j.errors,
                             j.priority, j.attempts, j.created_at, j.ready_at, null, j.args
