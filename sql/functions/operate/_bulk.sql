@@ -175,7 +175,38 @@ begin
             for update skip locked
         ) l;
         if p_action = 'retry_many' and cardinality(v_ended) < cardinality(v_found.jobs) then
-            v_ended := pgqueue._parents_first(v_found.jobs, v_ended);
+            -- A job that was ever reserved does not wait for its parents again: see _block_again.
+            with recursive locked as materialized (
+                select f.id
+                from (select u.id from unnest(v_found.jobs) u except select u.id from unnest(v_ended) u) f
+                cross join lateral (
+                    -- A group comes back with its members.
+                    select from pgqueue.history h
+                    where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
+                    limit 1
+                ) h
+            ),
+            waits as materialized (
+                select w.id, d.parent
+                from unnest(v_ended) w
+                cross join lateral (
+                    select x.depends_on
+                    from pgqueue.history x
+                    where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
+                    limit 1
+                ) h
+                cross join lateral unnest(h.depends_on) d (parent)
+                where exists (select from locked)
+            ),
+            behind (id) as (
+                select l.id from locked l
+                union
+                select w.id from behind b join waits w on w.parent = b.id
+            )
+            select array_agg(w) into v_ended
+            from unnest(v_ended) w
+            left join behind b on b.id = w.id
+            where b.id is null;
         end if;
         if p_action = 'delete_many' and v_ended is not null then
             changed := changed + pgqueue._delete_history(v_ended);
