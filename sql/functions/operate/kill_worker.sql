@@ -4,25 +4,21 @@
 
 create or replace function pgqueue.kill_worker(worker text default null, job_id bigint default null)
 returns text
-language plpgsql security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_worker text := coalesce(
-        kill_worker.worker,
-        (select j.reserved_by from pgqueue.jobs j where j.id = kill_worker.job_id and j.state = 'executing')
-    );
-begin
-    perform pgqueue._refuse(
+    select pgqueue._refuse(
         'either worker or job_id is needed', format('%s of them are given.', num_nonnulls(worker, job_id)),
         'Give worker, its name, or job_id, a job that it executes.'
     )
     where num_nonnulls(worker, job_id) <> 1;
-    return case
-        when v_worker is null then null
-        when pgqueue._command_worker('kill_worker', v_worker, 'kill', array['run', 'quiet', 'stop']) then v_worker
-    end;
-end
+    select w.name
+    from (
+        select worker as name
+        union all
+        select j.reserved_by from pgqueue.jobs j where j.id = kill_worker.job_id and j.state = 'executing'
+    ) w
+    where w.name is not null and pgqueue._command_worker('kill_worker', w.name, 'kill', array['run', 'quiet', 'stop'])
 $$;
 
 comment on function pgqueue.kill_worker(text, bigint) is
