@@ -4,44 +4,38 @@
 -- Null options keep their values; reset names options to set back. False: unchanged.
 create or replace function pgqueue._configure(p_of text, p_name text, p_options jsonb, p_reset text[])
 returns boolean
-language plpgsql
+language sql
 as $$
-declare
-    v_function constant text := 'configure_' || p_of;
-begin
-    perform pgqueue._check_name(p_of, p_name);
-    perform pgqueue._refuse(
+    select pgqueue._check_name(p_of, p_name);
+    select pgqueue._refuse(
         'reset names an unknown option', format('It has %s.', coalesce(quote_literal(r.name), 'null')),
         format(
-            'Give the names of options of %s(), such as ''{%s}''.', v_function,
+            'Give the names of options of configure_%s(), such as ''{%s}''.', p_of,
             (select min(k.name) from jsonb_object_keys(p_options) k (name))
         )
     )
     from unnest(p_reset) r (name)
     where (p_options ? r.name) is not true;
-    perform pgqueue._refuse(
+    select pgqueue._refuse(
         'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
         'Call set_retry_function(task, function) as the owner.'
     )
     where p_options ->> 'retry_policy' = 'function';
-    return (
-        select pgqueue._audit(
-            v_function,
-            jsonb_build_object(
-                case p_of when 'schedule' then 'name' else p_of end, p_name,
-                'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value)
-            ),
-            least(count(*), 1)
-        )
-        from pgqueue._write_options(
-            p_of, p_name,
-            jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
-            false
-        ) w
-        cross join jsonb_each(w.before) b
-        join jsonb_each(w.after) a on a.key = b.key and a.value <> b.value
-    );
-end
+    select pgqueue._audit(
+        'configure_' || p_of,
+        jsonb_build_object(
+            case p_of when 'schedule' then 'name' else p_of end, p_name,
+            'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value)
+        ),
+        least(count(*), 1)
+    )
+    from pgqueue._write_options(
+        p_of, p_name,
+        jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
+        false
+    ) w
+    cross join jsonb_each(w.before) b
+    join jsonb_each(w.after) a on a.key = b.key and a.value <> b.value
 $$;
 
 -- Locks the row, inserted where there is none (of a schedule by schedule() alone), and writes the values of these columns;
