@@ -161,10 +161,9 @@ $$;
 -- one, a dedupe key that stayed locked.
 create or replace function pgqueue._dedupe_refusal(p_job pgqueue.jobs, p_has_key bigint)
 returns text[]
-language plpgsql stable parallel safe
+language sql stable parallel safe
 as $$
-begin
-    return case
+    select case
         when p_has_key is not null then array[
             format('task %s has a job of dedupe key %s', quote_literal(p_job.task), quote_literal(p_job.dedupe)),
             format('Job %s has it.', p_has_key),
@@ -175,8 +174,7 @@ begin
             ),
             'It was open for longer than dedupe_wait. Nothing was enqueued.',
             'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.', '55P03']
-    end;
-end
+    end
 $$;
 
 -- Until when an enqueue that begins now may wait for a dedupe key.
