@@ -43,16 +43,15 @@ as $$
 declare
     v_table constant regclass := to_regclass('pg_temp.pgqueue_staged');
 begin
-    if v_table is not null and not exists (
+    perform pgqueue._refuse(
+        'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to another role.',
+        'Drop it, and call pgqueue.stage().'
+    )
+    where v_table is not null and not exists (
         select from pg_class c
         where c.oid = v_table and c.relnamespace = pg_my_temp_schema() and c.relkind = 'r'
             and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
-    ) then
-        perform pgqueue._refuse(
-            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to another role.',
-            'Drop it, and call pgqueue.stage().'
-        );
-    end if;
+    );
     return v_table is not null;
 end
 $$;
