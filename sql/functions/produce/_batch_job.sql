@@ -139,14 +139,13 @@ begin
         into v_parents, v_refused
         from unnest((p_jobs[v_n]).depends_on) d (id)
         cross join lateral (select array_position(p_given, d.id) as n) g;
-        if v_refused is not null then
-            p_errors[v_n] := pgqueue._refusal(
+        p_errors[v_n] := case
+            when v_refused is null then v_circles[v_n]
+            else pgqueue._refusal(
                 '22023', 'depends_on names a job of the batch that was refused', 'Nothing was enqueued for this one.',
                 'See the error of that job.'
-            );
-        else
-            p_errors[v_n] := v_circles[v_n];
-        end if;
+            )
+        end;
         if p_errors[v_n] is not null then
             delete from pgqueue.jobs j where j.id = p_ids[v_n];
             perform pgqueue._free_dedupe(array[p_ids[v_n]]);
