@@ -3,36 +3,31 @@
 
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
 returns text
-language plpgsql stable parallel safe
+language sql stable parallel safe
 as $$
-declare
-    v_is_known boolean := exists (select from pgqueue.tasks t where t.name = p_task);
-    v_workers bigint;
-    v_lack_it boolean;
-    v_nearest text;
-begin
-    select count(*), bool_and(coalesce(not w.info -> 'tasks' ? p_task, false)) into v_workers, v_lack_it
-    from pgqueue._living_workers_of(p_queue, p_now) w;
-    if (v_is_known and v_lack_it is not true) or not exists (select from pgqueue.tasks) then
-        return null;
-    end if;
-    select t.name into v_nearest
-    from (
-        select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
-        from pgqueue.tasks k
-        where abs(length(k.name) - length(p_task)) <= 3 and k.name <> p_task
-        limit 1000
-    ) t
-    where t.distance <= greatest(length(p_task) / 3, 1)
-    order by t.distance, t.name limit 1;
-    return concat(
-        format(case when v_is_known then 'no living worker has task %s; ' else 'no worker has declared task %s; ' end, p_task),
-        case v_workers when 1 then '1 living worker serves' else v_workers || ' living workers serve' end,
+    select concat(
+        format(case when a.is_known then 'no living worker has task %s; ' else 'no worker has declared task %s; ' end, p_task),
+        case w.workers when 1 then '1 living worker serves' else w.workers || ' living workers serve' end,
         format(' queue %s', p_queue),
-        '; did you mean ' || v_nearest || '?',
-        case when v_is_known then '; if the task was renamed, give it this name as an alias' end
-    );
-end
+        '; did you mean ' || (
+            select t.name
+            from (
+                select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
+                from pgqueue.tasks k
+                where abs(length(k.name) - length(p_task)) <= 3 and k.name <> p_task
+                limit 1000
+            ) t
+            where t.distance <= greatest(length(p_task) / 3, 1)
+            order by t.distance, t.name limit 1
+        ) || '?',
+        case when a.is_known then '; if the task was renamed, give it this name as an alias' end
+    )
+    from (select exists (select from pgqueue.tasks t where t.name = p_task) as is_known) a
+    cross join (
+        select count(*) as workers, bool_and(coalesce(not x.info -> 'tasks' ? p_task, false)) as lack_it
+        from pgqueue._living_workers_of(p_queue, p_now) x
+    ) w
+    where (w.lack_it or not a.is_known) and exists (select from pgqueue.tasks)
 $$;
 
 -- A worker of another language need not report its tasks. One that reserves a job of a task that it does not have gives it
