@@ -35,11 +35,9 @@ declare
 begin
     p_filter.id_from := greatest(p_filter.id_from, case when p_oldest then p_beyond + 1 end);
     p_filter.id_to := least(p_filter.id_to, case when not p_oldest then p_beyond - 1 end);
-    if v_look is not null and v_queue is not null and v_key is not null then
+    if v_look is not null and v_queue is not null and v_key is not null and v_live <> '{}' and p_filter.groups is null then
         v_look := null;
-        if v_live <> '{}' and p_filter.groups is null then
-            v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
-        end if;
+        v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
     end if;
     matches := '{}';
     is_cut := false;
@@ -70,9 +68,7 @@ begin
         if v_scan.way = 'live' and v_look is not null then
             select f.* into v_found, v_stopped_at, v_is_cut
             from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, v_look) f;
-            if v_is_cut then
-                v_ids := pgqueue._live_candidates(v_queue, null, v_live, p_rows);
-            end if;
+            v_ids := case when v_is_cut then pgqueue._live_candidates(v_queue, null, v_live, p_rows) end;
         end if;
         if v_is_cut then
             select f.* into v_found, v_stopped_at, v_is_cut
