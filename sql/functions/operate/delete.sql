@@ -18,9 +18,7 @@ declare
 begin
     if v_count = 0 then
         select h.id, h.granularity, h.kept_until, false into v_ended from pgqueue.history h where h.id = delete.job_id for update;
-        if found then
-            v_count := pgqueue._delete_history(array[v_ended]);
-        end if;
+        v_count := case when found then pgqueue._delete_history(array[v_ended]) else 0 end;
     end if;
     return pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
 end
