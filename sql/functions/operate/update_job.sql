@@ -31,9 +31,7 @@ begin
             when v_job.has_steps then 'It has completed steps, which go on with it.'
             when v_job.attempts > 0 and v_changes - 'args' <> '{}' then 'It was attempted: only its args can be changed.'
         end;
-        if v_why is null then
-            v_changed := pgqueue._update_jobs(array[v_job.id], v_changes);
-        end if;
+        v_changed := case when v_why is null then pgqueue._update_jobs(array[v_job.id], v_changes) end;
     else
         select h.id, h.granularity, h.kept_until, h.state, h.task into v_ended
         from pgqueue.history h
@@ -46,12 +44,11 @@ begin
             when v_ended.state <> 'dead' or v_ended.task = '@group' then format('It has ended: %s.', v_ended.state)
             when v_changes - 'args' <> '{}' then 'It is dead: only its args can be changed, for retry().'
         end;
-        if v_why is null then
-            update pgqueue.history h
-            set args = v_changes -> 'args'
-            where h.granularity = v_ended.granularity and h.kept_until = v_ended.kept_until and h.id = v_ended.id and h.state = 'dead';
-            get diagnostics v_changed = row_count;
-        end if;
+        update pgqueue.history h
+        set args = v_changes -> 'args'
+        where v_why is null and h.granularity = v_ended.granularity and h.kept_until = v_ended.kept_until and h.id = v_ended.id
+            and h.state = 'dead';
+        get diagnostics v_changed = row_count;
     end if;
     perform pgqueue._refuse(
         format('job %s cannot be changed so', update_job.job_id), v_why,
