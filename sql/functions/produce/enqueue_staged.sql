@@ -20,7 +20,7 @@ declare
     v_plain bigint;
     v_has_costs boolean;
     v_lane record;
-    v_outcomes jsonb := '{}'::jsonb;
+    v_outcomes jsonb;
     v_enqueued_by text := pgqueue._enqueued_by();
 begin
     if pgqueue._is_staged() then
@@ -84,9 +84,7 @@ begin
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
     end loop;
 
-    if v_plain < v_rows then
-        v_outcomes := pgqueue._enqueue_staged_others(v_now);
-    end if;
+    v_outcomes := case when v_plain < v_rows then pgqueue._enqueue_staged_others(v_now) else '{}' end;
     truncate pg_temp.pgqueue_staged;
 
     v_outcomes := v_outcomes || jsonb_build_object('inserted', v_plain + coalesce((v_outcomes ->> 'inserted')::bigint, 0));
