@@ -128,10 +128,9 @@ language plpgsql stable
 as $$
 declare
     v_is_in_turn boolean := p_job.lane_key is not null and not p_job.resumed;
-    v_jobs bigint;
     v_words text;
 begin
-    select count(*) into v_jobs
+    select case when count(*) = 1000 then '1,000 or more jobs' else pgqueue._counted(count(*)) end into v_words
     from (
         select
         from pgqueue._ready_jobs(p_job.queue, 1000, p_now) j
@@ -152,7 +151,6 @@ begin
         where v_is_in_turn
         limit 1000
     ) a;
-    v_words := case when v_jobs = 1000 then '1,000 or more jobs' else pgqueue._counted(v_jobs) end;
     if not v_is_in_turn then
         return format('it is due and waits its turn behind %s in priority %s of queue %s', v_words, p_job.priority, p_job.queue);
     end if;
