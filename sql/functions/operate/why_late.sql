@@ -106,12 +106,10 @@ begin
     end;
     since := least(v_first.ready_at, v_blocked.oldest_at);
     v_late := case when lag < 30 then 0 else v_due end;
-    v_held := v_first;
-    if v_blocked.jobs > v_late then
-        select j.* into v_held from pgqueue.jobs j where j.id = v_blocked.job_id;
-    else
-        v_blocked.limit_name := null;
-    end if;
+    select j.* into v_held
+    from pgqueue.jobs j
+    where j.id = case when v_blocked.jobs > v_late then v_blocked.job_id else v_first.id end;
+    v_blocked.limit_name := case when v_blocked.jobs > v_late then v_blocked.limit_name end;
     -- A row for each cause that holds, in their order. Only the first is asked for.
     select f.cause, f.subject, f.evidence, f.remedy, f.since into cause, subject, evidence, remedy, since
     from (
