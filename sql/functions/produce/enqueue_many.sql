@@ -19,17 +19,16 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
 declare
-    v_options pgqueue.job_options;
+    v_options pgqueue.job_options := row(
+        task, '{}'::jsonb, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
+        on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key, debounce_max,
+        declared, run_if, group_id, retry_cap, cost
+    );
     v_job pgqueue.jobs;
     v_enqueued_by text := pgqueue._enqueued_by();
     v_ids bigint[];
     v_step interval;
 begin
-    v_options := row(
-        task, '{}'::jsonb, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
-        on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key, debounce_max,
-        declared, run_if, group_id, retry_cap, cost
-    );
     if enqueue_many.dedupe is not null or enqueue_many.args is null then
         perform pgqueue._check_options(v_options);
     end if;
