@@ -1,5 +1,4 @@
--- The facts that why_late(), doctor(), metrics() and the pages ask for: workers and their slots, floods, and what
--- blocked jobs wait for. Each function reads a bounded number of rows.
+-- The facts that why_late(), doctor(), metrics() and the pages ask for. Each function reads a bounded number of rows.
 
 -- The living workers that claim from a queue; null: from any.
 create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
