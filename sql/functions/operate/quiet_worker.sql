@@ -28,10 +28,7 @@ begin
     set command = p_command, commanded_at = case when p_command is not null then pgqueue._clock() end, obeyed_at = null
     where w.name = p_worker and coalesce(w.command, 'run') = any (p_instead_of)
     returning w.channel into v_channel;
-    if not found then
-        return false;
-    end if;
-    perform pg_notify(v_channel, 'command') where pgqueue._may_notify();
-    return pgqueue._audit(p_action, jsonb_build_object('worker', p_worker));
+    perform pg_notify(v_channel, 'command') where v_channel is not null and pgqueue._may_notify();
+    return pgqueue._audit(p_action, jsonb_build_object('worker', p_worker), (v_channel is not null)::integer);
 end
 $$;
