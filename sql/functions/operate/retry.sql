@@ -26,14 +26,12 @@ begin
         from pgqueue.history h
         where h.id = retry.job_id and h.state = any (v_ended)
         for update;
-        if v_position.task = '@group' then
-            perform pgqueue._refuse(
-                format('%s is a group', retry.job_id), 'It ended as its members did.',
-                'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
-            );
-        elsif found then
-            v_count := pgqueue._requeue(array[v_position.job], p_waits => true);
-        end if;
+        perform pgqueue._refuse(
+            format('%s is a group', retry.job_id), 'It ended as its members did.',
+            'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
+        )
+        where v_position.task = '@group';
+        v_count := case when v_position.task is null then 0 else pgqueue._requeue(array[v_position.job], p_waits => true) end;
         perform pgqueue._reopen_children(array[retry.job_id]) where v_count > 0 and retry.dependents;
     end if;
     return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
