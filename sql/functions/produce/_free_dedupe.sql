@@ -28,9 +28,7 @@ language plpgsql
 set lock_timeout = '5s'
 as $$
 begin
-    if not p_waits then
-        perform set_config('lock_timeout', '1ms', true);
-    end if;
+    perform set_config('lock_timeout', '1ms', true) where not p_waits;
     insert into pgqueue.dedupe_keys (task, dedupe, job_id)
     values (p_task, p_dedupe, p_job_id)
     on conflict (task, dedupe) do nothing;
