@@ -22,9 +22,7 @@ declare
     v_next constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_circle constant bigint := 4294967296;
 begin
-    if outcome.job_id is null then
-        perform pgqueue._refuse('job_id must not be null', null, 'Give the id that enqueue returned.');
-    end if;
+    perform pgqueue._refuse('job_id must not be null', null, 'Give the id that enqueue returned.') where outcome.job_id is null;
     return query
     (
         select
