@@ -98,25 +98,21 @@ begin
     if v_keys.payloads is not null then
         behind := (select g.ahead[1] from pgqueue._group_payloads(v_keys.payloads, p_now) g);
     end if;
-    if behind is null then
-        if p_job.state = 'blocked' then
-            detail := format('no job of key %s is ahead of it now; maintain() releases it', p_job.key);
-        end if;
-        return;
-    end if;
     if v_keys.payloads is null and not exists (select from pgqueue._executing_of_key(p_job.queue, p_job.key, 0)) then
         -- A claim stops at whichever it finds first.
-        behind := (select min(p.id) from pgqueue._key_positions(p_job.queue, p_job.key, p_now, 0, p_job.id) p);
+        behind := (select min(p.id) from pgqueue._key_positions(p_job.queue, p_job.key, p_now, 0, p_job.id) p where behind > 0);
     end if;
     select
         case when j.state = 'executing' then j.lease_expires_at when j.ready_at > p_now then j.ready_at end,
         case
+            when j.id is null and p_job.state <> 'blocked' then null
+            when j.id is null then format('no job of key %s is ahead of it now; maintain() releases it', p_job.key)
             when j.state = 'executing' then format('job %s of key %s executes on worker %s', j.id, p_job.key, j.reserved_by)
             else format('job %s of key %s is before it, %s%s', j.id, p_job.key, j.state, case when j.ready_at > p_now then ' until ' || j.ready_at end)
         end
     into until, detail
-    from pgqueue.jobs j
-    where j.id = behind;
+    from (select) one
+    left join pgqueue.jobs j on j.id = behind;
 end
 $$;
 
