@@ -143,9 +143,7 @@ begin
             perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
         end if;
     end loop;
-    if v_left.ids is not null then
-        perform pgqueue._release_next(v_left.queues, v_left.keys, v_left.ids);
-    end if;
+    perform pgqueue._release_next(v_left.queues, v_left.keys, v_left.ids) where v_left.ids is not null;
     return v_count;
 end
 $$;
