@@ -91,12 +91,10 @@ $$;
 -- others. A trace stays of those that history would not have kept.
 create or replace function pgqueue._forget_deleted(p_ids bigint[], p_unkept bigint[], p_dedupe_ids bigint[], p_children bigint[])
 returns void
-language plpgsql
+language sql
 as $$
-begin
     insert into pgqueue.traces (id, state) select u.id, 'deleted' from unnest(p_unkept) u (id) on conflict do nothing;
-    perform pgqueue._free_dedupe(p_dedupe_ids, true) where p_dedupe_ids is not null;
+    select pgqueue._free_dedupe(p_dedupe_ids, true) where p_dedupe_ids is not null;
     delete from pgqueue.job_logs l where l.job_id = any (p_ids);
-    perform pgqueue._drop_dependencies(p_children, false) where p_children is not null;
-end
+    select pgqueue._drop_dependencies(p_children, false) where p_children is not null;
 $$;
