@@ -158,10 +158,8 @@ begin
         end,
         0
     ) + coalesce(pgqueue._request_cancel(v_live.running), 0);
-    if p_action = 'cancel_many' and v_live.groups is not null then
-        perform pgqueue._cancel_groups(v_live.groups);
-        changed := changed + cardinality(v_live.groups);
-    end if;
+    perform pgqueue._cancel_groups(v_live.groups) where p_action = 'cancel_many' and v_live.groups is not null;
+    changed := changed + case p_action when 'cancel_many' then coalesce(cardinality(v_live.groups), 0) else 0 end;
     if p_action in ('delete_many', 'retry_many') then
         with wanted as materialized (select m.* from unnest(v_found.jobs) m where m.granularity is not null order by m.id)
         select array_agg(row(w.*)::pgqueue.found_job) into v_ended
