@@ -6,11 +6,8 @@ returns boolean
 language plpgsql
 as $$
 begin
-    if p_changed is null or p_changed < 1 then
-        return false;
-    end if;
     insert into pgqueue.audit (at, actor, db_role, action, filter, changed, via)
-    values (
+    select
         pgqueue._clock(),
         coalesce(p_actor, pgqueue._actor()),
         session_user,
@@ -29,8 +26,8 @@ begin
         ),
         p_changed,
         left(coalesce(nullif(current_setting('pgqueue.via', true), ''), nullif(current_setting('application_name'), ''), 'sql'), 256)
-    );
-    return true;
+    where p_changed >= 1;
+    return found;
 end
 $$;
 
