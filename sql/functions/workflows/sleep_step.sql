@@ -29,11 +29,8 @@ begin
         v_until := pgqueue._after(v_now, sleep_step."for");
         perform pgqueue._store_step(sleep_step.job_id, sleep_step.name, jsonb_build_object('until', v_until));
     end if;
-    if v_until <= v_now then
-        return true;
-    end if;
-    perform pgqueue._put_back(array[sleep_step.job_id], v_until - v_now, true, false);
-    return false;
+    perform pgqueue._put_back(array[sleep_step.job_id], v_until - v_now, true, false) where v_until > v_now;
+    return v_until <= v_now;
 end
 $$;
 
