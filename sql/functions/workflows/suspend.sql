@@ -26,11 +26,9 @@ begin
     end if;
     if suspend.until is not null then
         perform pgqueue._check_run_at(suspend.until);
-        if suspend.until <= pgqueue._clock() then
-            return 'ready';
-        end if;
-        perform pgqueue._put_back(array[suspend.job_id], suspend.until - pgqueue._clock(), true, false);
-        return 'suspended';
+        perform pgqueue._put_back(array[suspend.job_id], suspend.until - pgqueue._clock(), true, false)
+        where suspend.until > pgqueue._clock();
+        return case when found then 'suspended' else 'ready' end;
     end if;
 
     perform pgqueue._refuse_unknown_parents(suspend.depends_on);
