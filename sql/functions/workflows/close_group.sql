@@ -20,11 +20,8 @@ begin
         return false;
     end if;
     update pgqueue.jobs j set blocked_on = '@group' where j.id = close_group.group_id;
-    if pgqueue._old_snapshot() then
-        perform pgqueue._leave_notes('group', array[close_group.group_id]);
-    else
-        perform pgqueue._look_at_groups(array[close_group.group_id]);
-    end if;
+    perform pgqueue._leave_notes('group', array[close_group.group_id]) where pgqueue._old_snapshot();
+    perform pgqueue._look_at_groups(array[close_group.group_id]) where not pgqueue._old_snapshot();
     return true;
 end
 $$;
