@@ -74,15 +74,11 @@ begin
             when 'cancel' then
                 perform pgqueue._cancel_members(c.id) from unnest(v_found.ids) c (id);
             when 'revive' then
-                foreach v_note in array v_found.notes loop
-                    perform pgqueue._revive_members(v_note.id, v_note.after);
-                end loop;
+                perform pgqueue._revive_members(r.id, r.after) from unnest(v_found.notes) r;
             when 'superseded' then
                 perform pgqueue._supersede(s.id) from unnest(v_found.ids) s (id);
-            when 'group' then
-                perform pgqueue._look_at_groups(v_found.ids);
-            when 'recount' then
-                perform pgqueue._look_at_groups(v_found.ids, true);
+            when 'group', 'recount' then
+                perform pgqueue._look_at_groups(v_found.ids, v_found.kind = 'recount');
         end case;
     end loop;
     return true;
