@@ -9,28 +9,23 @@ returns jsonb
 language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select jsonb_agg(e.entry order by e.ord)
-    from (
-        select a.entry, a.ord
-        from jsonb_array_elements(
-            coalesce(p_errors, '[]')
-            || jsonb_build_array(
-                jsonb_strip_nulls(jsonb_build_object(
-                    'class', left(p_error ->> 'class', 200),
-                    'message', left(
-                        case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
-                        4000
-                    ),
-                    'traceback', right(p_error ->> 'traceback', 20000),
-                    'attempt', p_attempt, 'worker', p_worker,
-                    'reserved_at', p_reserved_at, 'at', p_at, 'retry_at', p_retry_at,
-                    'policy_error', left(p_error ->> 'policy_error', 1000)
-                ))
-            )
-        ) with ordinality a (entry, ord)
-        order by a.ord desc
-        limit 10
-    ) e
+    select jsonb_path_query_array(
+        coalesce(p_errors, '[]')
+        || jsonb_build_array(
+            jsonb_strip_nulls(jsonb_build_object(
+                'class', left(p_error ->> 'class', 200),
+                'message', left(
+                    case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
+                    4000
+                ),
+                'traceback', right(p_error ->> 'traceback', 20000),
+                'attempt', p_attempt, 'worker', p_worker,
+                'reserved_at', p_reserved_at, 'at', p_at, 'retry_at', p_retry_at,
+                'policy_error', left(p_error ->> 'policy_error', 1000)
+            ))
+        ),
+        '$[last - 9 to last]'
+    )
 $$;
 
 -- The errors without the one that ended a cancelled job or a group, which no attempt raised. A handler may raise an exception
