@@ -16,10 +16,6 @@ declare
     v_other interval;
     v_turn timestamptz;
 begin
-    if p_timezone = 'UTC' then
-        return pgqueue._cron_find(p_spec, v_from) at time zone 'UTC';
-    end if;
-
     -- In the first pass of a doubled stretch of local time: the second one begins again at an earlier local time. No zone changes
     -- its offset twice within a day.
     v_offset := pgqueue._utc_offset(p_after, p_timezone);
