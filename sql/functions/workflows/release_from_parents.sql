@@ -10,11 +10,8 @@ set lock_timeout = '5s'
 as $$
 begin
     perform from pgqueue.jobs j where j.id = release_from_parents.job_id and j.blocked_on = '@parents' for update;
-    if not found then
-        return false;
-    end if;
-    perform pgqueue._release_children(array[release_from_parents.job_id], true);
-    return pgqueue._audit('release_from_parents', jsonb_build_object('job_id', release_from_parents.job_id));
+    perform pgqueue._release_children(array[release_from_parents.job_id], true) where found;
+    return pgqueue._audit('release_from_parents', jsonb_build_object('job_id', release_from_parents.job_id), found::integer);
 end
 $$;
 
