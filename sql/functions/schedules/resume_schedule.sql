@@ -16,13 +16,11 @@ begin
     from pgqueue.schedules s
     where s.name = resume_schedule.name and s.paused_at is not null
     for update;
-    if not found then
-        return false;
-    end if;
-    v_is_settled := pgqueue._settle_schedule(v_schedule);
-    update pgqueue.schedules s set paused_at = null where s.name = resume_schedule.name;
+    v_is_settled := found and pgqueue._settle_schedule(v_schedule);
+    -- Null: there is no such schedule, or it was not paused.
+    update pgqueue.schedules s set paused_at = null where s.name = v_schedule.name;
     perform pgqueue._plan_schedule(v_schedule, pgqueue._clock(), true) where v_is_settled;
-    return pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
+    return pgqueue._audit('resume_schedule', jsonb_build_object('name', v_schedule.name), num_nonnulls(v_schedule.name));
 end
 $$;
 
