@@ -50,23 +50,19 @@ begin
     ) is false then
         v_flaw := 'troubles is not an array of at most 20 objects of 8000 characters with the numbers ago, job_id and attempt.';
     end if;
-    if v_flaw is not null then
-        perform pgqueue._refuse(
-            'report is not what beat() takes', v_flaw,
-            'Give report as the comment on beat() shows it, or leave it out.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'report is not what beat() takes', v_flaw,
+        'Give report as the comment on beat() shows it, or leave it out.'
+    )
+    where v_flaw is not null;
     insert into pgqueue.heartbeats (worker, at, memory, troubles)
     select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]')
     from pgqueue.workers w
     where w.name = beat.worker;
-    if not found then
-        return false;
-    end if;
-    if beat.report is not null then
+    if found and beat.report is not null then
         insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report - 'troubles');
     end if;
-    return true;
+    return found;
 end
 $$;
 
