@@ -19,18 +19,16 @@ begin
     perform pgqueue._check_name('worker', hello.worker, 256);
     perform pgqueue._check_queues(hello.queues);
     perform pgqueue._forget_original();
-    -- The clock of its host, so that doctor() can report a wrong one.
-    if jsonb_typeof(v_info) = 'object' and pgqueue._is_count(v_info -> 'clock') then
-        v_info := v_info || jsonb_build_object(
-            'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
-        );
-    end if;
-    -- Values that change with each heartbeat are stored with the heartbeats.
-    if jsonb_typeof(v_info) = 'object' and v_info ? 'memory' then
-        if pgqueue._is_count(v_info -> 'memory') then
-            v_memory := (v_info ->> 'memory')::numeric::bigint;
-        end if;
-        v_info := v_info - 'memory';
+    if jsonb_typeof(v_info) = 'object' then
+        -- Values that change with each heartbeat are stored with the heartbeats.
+        v_memory := case when pgqueue._is_count(v_info -> 'memory') then (v_info ->> 'memory')::numeric::bigint end;
+        v_info := (v_info - 'memory') || case
+            -- The clock of its host, so that doctor() can report a wrong one.
+            when pgqueue._is_count(v_info -> 'clock') then jsonb_build_object(
+                'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
+            )
+            else '{}'
+        end;
     end if;
     insert into pgqueue.workers as w (name, channel, queues, info, started_at, database)
     values (hello.worker, v_channel, hello.queues, v_info, v_now, pgqueue._database())
