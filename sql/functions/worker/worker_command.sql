@@ -10,19 +10,17 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_command text;
-    v_obeyed_at timestamptz;
-    v_instance text;
+    v_worker record;
     v_stack_of bigint;
 begin
     perform pgqueue._check_name('worker', worker_command.worker, 256);
-    select w.command, w.obeyed_at, w.info ->> 'instance' into v_command, v_obeyed_at, v_instance
+    select w.command, w.obeyed_at, w.info ->> 'instance' as instance into v_worker
     from pgqueue.workers w
     where w.name = worker_command.worker;
-    if v_instance <> worker_command.instance then
+    if v_worker.instance <> worker_command.instance then
         return 'taken';
     end if;
-    if v_command = worker_command.obeys and v_obeyed_at is null then
+    if v_worker.command = worker_command.obeys and v_worker.obeyed_at is null then
         -- An operator may be changing it in a long transaction: the next heartbeat reports it.
         update pgqueue.workers w
         set obeyed_at = pgqueue._clock()
@@ -34,7 +32,7 @@ begin
         );
     end if;
     -- For a moment only: a worker that does not know the answer must not miss what comes later.
-    if v_command is null or v_obeyed_at is not null then
+    if v_worker.command is null or v_worker.obeyed_at is not null then
         update pgqueue.workers w
         set stack_of = null
         from (
@@ -46,7 +44,7 @@ begin
         where w.ctid = f.row_ctid
         returning f.stack_of into v_stack_of;
     end if;
-    return coalesce('stack:' || v_stack_of, v_command, 'run');
+    return coalesce('stack:' || v_stack_of, v_worker.command, 'run');
 end
 $$;
 
