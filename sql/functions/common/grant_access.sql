@@ -12,25 +12,22 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
-    if grant_access.kind is null or grant_access.kind not in ('producer', 'worker', 'operator', 'reader') then
-        perform pgqueue._refuse(
-            'kind is unknown', format('It is %s.', coalesce(quote_literal(grant_access.kind), 'null')),
-            'Give kind as producer, worker, operator or reader.'
-        );
-    end if;
-    if grant_access.role is null or not exists (select from pg_roles r where r.rolname = grant_access.role) then
-        perform pgqueue._refuse(
-            'role does not exist', format('It is %s.', coalesce(quote_literal(grant_access.role), 'null')),
-            'Create it first: create role ... login.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'kind is unknown', format('It is %s.', coalesce(quote_literal(grant_access.kind), 'null')),
+        'Give kind as producer, worker, operator or reader.'
+    )
+    where (grant_access.kind in ('producer', 'worker', 'operator', 'reader')) is not true;
+    perform pgqueue._refuse(
+        'role does not exist', format('It is %s.', coalesce(quote_literal(grant_access.role), 'null')),
+        'Create it first: create role ... login.'
+    )
+    where not exists (select from pg_roles r where r.rolname = grant_access.role);
     -- All functions run with the rights of the owner: narrower ones would replace them.
-    if grant_access.role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue') then
-        perform pgqueue._refuse(
-            'role owns the queue', format('%s has every right already.', grant_access.role),
-            'Grant access to another role: create role ... login, then grant_access(kind, role).'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'role owns the queue', format('%s has every right already.', grant_access.role),
+        'Grant access to another role: create role ... login, then grant_access(kind, role).'
+    )
+    where grant_access.role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue');
     -- First, or the row of a role that was renamed would be taken for this one's.
     perform pgqueue._follow_roles();
     insert into pgqueue.grants (role, kind, role_oid)

@@ -86,20 +86,18 @@ begin
             else v_from
         end;
         v_step := coalesce(v_parts[4]::integer, 1);
-        if v_from is null or v_to is null or v_from < v_least or v_to > v_most or v_from > v_to
-            or v_step not between 1 and (array[60, 60, 24, 31, 12, 7])[p_field]
-        then
-            perform pgqueue._refuse(
-                format('the %s of a cron expression must be %s to %s%s',
-                    (array['second', 'minute', 'hour', 'day of month', 'month', 'day of week'])[p_field],
-                    v_least, v_most,
-                    case p_field when 5 then ' or jan to dec' when 6 then ' or sun to sat (0 and 7 are Sunday)' else '' end),
-                case when v_item = p_text then format('It is %s.', quote_literal(left(v_item, 100)))
-                    else format('%s in %s.', quote_literal(left(v_item, 100)), quote_literal(left(p_text, 100))) end,
-                'Give *, a value, a range a-b (a not above b), each with a step /n of at least 1 and at most the '
-                'number of the field''s values, or a list of these.'
-            );
-        end if;
+        perform pgqueue._refuse(
+            format('the %s of a cron expression must be %s to %s%s',
+                (array['second', 'minute', 'hour', 'day of month', 'month', 'day of week'])[p_field],
+                v_least, v_most,
+                case p_field when 5 then ' or jan to dec' when 6 then ' or sun to sat (0 and 7 are Sunday)' else '' end),
+            case when v_item = p_text then format('It is %s.', quote_literal(left(v_item, 100)))
+                else format('%s in %s.', quote_literal(left(v_item, 100)), quote_literal(left(p_text, 100))) end,
+            'Give *, a value, a range a-b (a not above b), each with a step /n of at least 1 and at most the '
+            'number of the field''s values, or a list of these.'
+        )
+        where v_from is null or v_to is null or v_from < v_least or v_to > v_most or v_from > v_to
+            or v_step not between 1 and (array[60, 60, 24, 31, 12, 7])[p_field];
         for v_value in v_from..v_to by v_step loop
             v_mask := overlay(v_mask placing '1' from v_value + 1);
         end loop;

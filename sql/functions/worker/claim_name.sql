@@ -14,11 +14,10 @@ declare
     v_now timestamptz;
 begin
     perform pgqueue._check_name('worker', claim_name.worker, 256);
-    if claim_name.info ->> 'instance' is null then
-        perform pgqueue._refuse(
-            'info has no instance', null, 'Give info as a JSON object with an instance: a text that no other process has.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'info has no instance', null, 'Give info as a JSON object with an instance: a text that no other process has.'
+    )
+    where claim_name.info ->> 'instance' is null;
     perform pgqueue._forget_original();
     v_now := pgqueue._clock();
     insert into pgqueue.workers as w (name, channel, info, started_at, database)
