@@ -42,7 +42,41 @@ begin
     v_after.name := schedule.name;
     v_after.anchor := v_now;
     v_after.every := schedule.every;
-    perform pgqueue._check_schedule(v_after);
+    perform pgqueue._refuse(r.message, r.detail, r.hint)
+    from (
+        values
+            (
+                num_nonnulls(v_after.declared_expression, v_after.every) <> 1,
+                'a schedule takes either expression or every',
+                case when v_after.every is null then 'Neither was given.' else 'Both were given.' end,
+                'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
+            ),
+            (
+                not isfinite(v_after.every) or v_after.every not between '1 s' and '10 years'
+                or extract(month from v_after.every) <> 0 or extract(year from v_after.every) <> 0,
+                'every must be between one second and ten years, without months', format('It is %s.', v_after.every),
+                'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
+            ),
+            (
+                (v_after.catch_up in ('skip', 'last', 'all')) is not true, 'catch_up must be skip, last or all',
+                format('It is %s.', coalesce(quote_literal(v_after.catch_up), 'null')),
+                'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
+            ),
+            (
+                (v_after.overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
+                format('It is %s.', coalesce(quote_literal(v_after.overlap), 'null')),
+                'start: a run starts even if the last one has not ended; skip: it is left out.'
+            ),
+            (
+                not isfinite(v_after.jitter) or v_after.jitter not between '0' and '1 day',
+                'jitter must be between zero and one day', format('It is %s.', v_after.jitter), 'Give jitter as an interval, such as ''30 s''.'
+            )
+    ) r (is_wrong, message, detail, hint)
+    where r.is_wrong;
+    perform pgqueue._check_range(
+        'catch_up_cap', v_after.catch_up_cap, 1, 10000, 'Give the number of missed runs that are made up for at most; 100 is the default.'
+    );
+    perform pgqueue._check_timezone(v_after.declared_timezone);
     v_after.every := make_interval(secs => extract(epoch from schedule.every)::double precision);
     v_after.spec := case when schedule.expression is not null then pgqueue._cron_parse(schedule.expression) end;
     v_declared := v_declared || jsonb_build_object('every', v_after.every, 'spec', v_after.spec);
@@ -99,50 +133,6 @@ comment on function pgqueue.schedule is
     'overlap: start (default) another job, or skip the run, while the last one has not ended. jitter: delay each job at random by up to this. '
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
     'maintain() enqueues due jobs at most about a second after their time. [worker]';
-
--- Refuses wrong options of a schedule, each by its name.
-create or replace function pgqueue._check_schedule(p_schedule pgqueue.schedules)
-returns void
-language plpgsql
-as $$
-begin
-    perform pgqueue._refuse(r.message, r.detail, r.hint)
-    from (
-        values
-            (
-                num_nonnulls(p_schedule.declared_expression, p_schedule.every) <> 1,
-                'a schedule takes either expression or every',
-                case when p_schedule.every is null then 'Neither was given.' else 'Both were given.' end,
-                'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
-            ),
-            (
-                not isfinite(p_schedule.every) or p_schedule.every not between '1 s' and '10 years'
-                or extract(month from p_schedule.every) <> 0 or extract(year from p_schedule.every) <> 0,
-                'every must be between one second and ten years, without months', format('It is %s.', p_schedule.every),
-                'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
-            ),
-            (
-                (p_schedule.catch_up in ('skip', 'last', 'all')) is not true, 'catch_up must be skip, last or all',
-                format('It is %s.', coalesce(quote_literal(p_schedule.catch_up), 'null')),
-                'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
-            ),
-            (
-                (p_schedule.overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
-                format('It is %s.', coalesce(quote_literal(p_schedule.overlap), 'null')),
-                'start: a run starts even if the last one has not ended; skip: it is left out.'
-            ),
-            (
-                not isfinite(p_schedule.jitter) or p_schedule.jitter not between '0' and '1 day',
-                'jitter must be between zero and one day', format('It is %s.', p_schedule.jitter), 'Give jitter as an interval, such as ''30 s''.'
-            )
-    ) r (is_wrong, message, detail, hint)
-    where r.is_wrong;
-    perform pgqueue._check_range(
-        'catch_up_cap', p_schedule.catch_up_cap, 1, 10000, 'Give the number of missed runs that are made up for at most; 100 is the default.'
-    );
-    perform pgqueue._check_timezone(p_schedule.declared_timezone);
-end
-$$;
 
 -- Refuses unknown time zones.
 create or replace function pgqueue._check_timezone(p_timezone text)
