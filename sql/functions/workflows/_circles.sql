@@ -246,43 +246,39 @@ $$;
 -- _waits_for, in which a group of many members is one step.
 create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
 returns bigint[]
-language plpgsql stable parallel safe
+language sql stable parallel safe
 set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
 as $$
-begin
-    return (
-        with recursive behind (id, is_found) as (
-            select p.id, false from unnest(p_ids) p (id)
-            union
-            select w.id, true
-            from behind b
-            cross join lateral (
-                (
-                    select d.child as id
-                    from pgqueue.dependencies d
-                    where d.parent between b.id and b.id and d.ended is null
-                    order by d.parent, d.child
-                    limit 1000000
-                )
-                union all
-                (select j.group_id from pgqueue.jobs j where j.id = b.id and j.group_id is not null limit 1)
-                union all
-                (
-                    select y.id
-                    from (
-                        select x.queue, x.key from pgqueue.jobs x
-                        where x.id = b.id and x.key is not null and (x.blocked_on = '@jobs' or x.state = 'executing')
-                        limit 1
-                    ) h
-                    cross join lateral (
-                        select y.id from pgqueue.jobs y
-                        where y.key is not null and y.state = 'blocked' and y.queue = h.queue and y.key = h.key
-                        limit 1000
-                    ) y
-                )
-            ) w
-        )
-        select coalesce(array_agg(l.id), '{}') from (select b.id from behind b where b.is_found limit p_bound) l
-    );
-end
+    with recursive behind (id, is_found) as (
+        select p.id, false from unnest(p_ids) p (id)
+        union
+        select w.id, true
+        from behind b
+        cross join lateral (
+            (
+                select d.child as id
+                from pgqueue.dependencies d
+                where d.parent between b.id and b.id and d.ended is null
+                order by d.parent, d.child
+                limit 1000000
+            )
+            union all
+            (select j.group_id from pgqueue.jobs j where j.id = b.id and j.group_id is not null limit 1)
+            union all
+            (
+                select y.id
+                from (
+                    select x.queue, x.key from pgqueue.jobs x
+                    where x.id = b.id and x.key is not null and (x.blocked_on = '@jobs' or x.state = 'executing')
+                    limit 1
+                ) h
+                cross join lateral (
+                    select y.id from pgqueue.jobs y
+                    where y.key is not null and y.state = 'blocked' and y.queue = h.queue and y.key = h.key
+                    limit 1000
+                ) y
+            )
+        ) w
+    )
+    select coalesce(array_agg(l.id), '{}') from (select b.id from behind b where b.is_found limit p_bound) l
 $$;
