@@ -434,7 +434,7 @@ def test_an_event_whose_payload_is_overwritten_is_caught(stage: Stage, clock: Cl
 def test_a_wait_that_gives_up_though_the_event_is_there_is_caught(stage: Stage, clock: Clock) -> None:
     # Nothing wakes it, and it asks for its deadline alone.
     stage.bug("pgqueue._wake_waiters", "if not found or not exists", "if true or not exists")
-    stage.bug("pgqueue.await_event", "and e.kept_until > coalesce(v_wait.since, v_now)", "and false")
+    stage.bug("pgqueue.await_event", "and e.kept_until > coalesce(v_step.since, v_now)", "and false")
     stage.enqueue("t")
     assert wait_for_event(stage, reserve_one(stage.conn), "1 min") is None
     call(stage.conn, "emit_event", "paid", Jsonb(5))

@@ -17,7 +17,6 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_step record;
     v_result jsonb;
-    v_wait record;
     v_until timestamptz;
 begin
     perform pgqueue._check_step(await_event.step, null);
@@ -26,19 +25,17 @@ begin
     if not pgqueue._lock_held(await_event.job_id, await_event.reservation, true) then
         return;
     end if;
-    select s.result, s.result ->> 'event' as event, coalesce(s.result ? 'arrived', false) as is_wait into v_step
-    from pgqueue.steps s
-    where s.job_id = await_event.job_id and s.name = await_event.step;
-    if found and not v_step.is_wait then
-        perform pgqueue._refuse(
-            format('step %s is not a wait for an event', quote_literal(await_event.step)),
-            'This job has completed a step of that name.', 'Give the wait another name.'
-        );
-    elsif not found then
-        select null::jsonb as result, w.name as event into v_step
-        from pgqueue.event_waits w
-        where w.job_id = await_event.job_id and w.step = await_event.step and w.name <> await_event.event;
-    end if;
+    select s.name, s.result, coalesce(s.result ->> 'event', w.name) as event, w.since, w.until into v_step
+    from (values (1)) one (row)
+    left join pgqueue.steps s on s.job_id = await_event.job_id and s.name = await_event.step
+    left join pgqueue.event_waits w on w.job_id = await_event.job_id and w.step = await_event.step and s.name is null
+    order by w.name <> await_event.event desc
+    limit 1;
+    perform pgqueue._refuse(
+        format('step %s is not a wait for an event', quote_literal(await_event.step)),
+        'This job has completed a step of that name.', 'Give the wait another name.'
+    )
+    where v_step.name is not null and (v_step.result ? 'arrived') is not true;
     perform pgqueue._refuse(
         format(
             'step %s waits for event %s, not for %s',
@@ -49,16 +46,13 @@ begin
     where v_step.event <> await_event.event;
     v_result := v_step.result;
     if v_result is null then
-        select w.since, w.until into v_wait
-        from pgqueue.event_waits w
-        where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
         select jsonb_build_object('event', await_event.event, 'arrived', true, 'payload', e.payload) into v_result
         from pgqueue.events e
-        where e.name = await_event.event and e.kept_until > coalesce(v_wait.since, v_now);
-        if not found and v_wait.until <= v_now then
+        where e.name = await_event.event and e.kept_until > coalesce(v_step.since, v_now);
+        if not found and v_step.until <= v_now then
             v_result := jsonb_build_object('event', await_event.event, 'arrived', false);
         elsif not found then
-            v_until := coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout));
+            v_until := coalesce(v_step.until, pgqueue._after(v_now, await_event.timeout));
             insert into pgqueue.event_waits (name, job_id, step, until, since)
             values (await_event.event, await_event.job_id, await_event.step, v_until, v_now)
             -- It waited without a timeout, and newer code has one.
