@@ -269,7 +269,7 @@ def test_a_group_that_does_not_wait_for_members_that_execute_is_caught(stage: St
 
 
 def test_a_member_that_leaves_no_note_with_its_group_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._leave_groups", " or not pgqueue._has_members(g.id, '{waiting,failed,blocked}')", "")
+    stage.bug("pgqueue._follow_ends", " or not pgqueue._has_members(g.id, '{waiting,failed,blocked}')", "")
     # Nor is the note of an earlier look kept.
     stage.bug(
         "pgqueue._look_at_groups", "perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');", "null;"

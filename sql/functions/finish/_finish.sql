@@ -191,7 +191,11 @@ begin
         end if;
     end if;
     if v_more.groups is not null then
-        perform pgqueue._leave_groups(v_more.groups, not p_executing);
+        insert into pgqueue.notes (kind, id, look_at, xid)
+        select 'group', g.id, pgqueue._clock(), pg_current_xact_id()
+        from (select distinct u.id from unnest(v_more.groups) u (id)) g
+        -- Members had not started: one that ends at the same time may have seen them waiting.
+        where not p_executing or pgqueue._old_snapshot() or not pgqueue._has_members(g.id, '{waiting,failed,blocked}');
     end if;
 end
 $$;

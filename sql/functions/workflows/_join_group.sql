@@ -42,20 +42,6 @@ begin
 end
 $$;
 
--- p_unstarted: these members had not started: a member that ends at the same time may have seen them waiting.
-create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
-returns void
-language plpgsql
-set jit = off set enable_bitmapscan = off
-as $$
-begin
-    insert into pgqueue.notes (kind, id, look_at, xid)
-    select 'group', g.id, pgqueue._clock(), pg_current_xact_id()
-    from (select distinct u.id from unnest(p_group_ids) u (id)) g
-    where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_members(g.id, '{waiting,failed,blocked}');
-end
-$$;
-
 -- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
 -- p_error: that of a parent; null: an operator, or an outer group.
 create or replace function pgqueue._cancel_groups(p_ids bigint[], p_error jsonb default null)
@@ -82,7 +68,7 @@ $$;
 create or replace function pgqueue._has_members(p_group_id bigint, p_states pgqueue.job_state[] default '{executing,waiting,failed,blocked}')
 returns boolean
 language plpgsql parallel safe
-set enable_sort = off
+set enable_sort = off set jit = off set enable_bitmapscan = off
 as $$
 begin
     -- One snapshot: a member that is put back and claimed meanwhile has a state that another statement misses. From the
