@@ -159,7 +159,6 @@ begin
     if v_waited = '{}' then
         return;
     end if;
-    -- One walk for all.
     with recursive around (id) as (
         select u.id from unnest(v_waited) u (id)
         union
@@ -242,8 +241,7 @@ begin
 end
 $$;
 
--- The jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle. The other direction of
--- _waits_for, in which a group of many members is one step.
+-- The jobs that wait for these, directly or not, up to p_bound, by the other direction of _waits_for; these too, if in a circle.
 create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
 returns bigint[]
 language sql stable parallel safe

@@ -58,9 +58,7 @@ begin
     select array_agg(distinct w.child), (select array_agg(distinct a.child) from added a where a.ended in ('dead', 'cancelled'))
     into v_children, v_doubtful
     from wanted w;
-    -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._end_parents(pgqueue._settle_children(v_children, 'parents'), 'cancelled');
-    -- A transaction that is retrying such a parent does not see these rows.
     perform pgqueue._leave_notes('doubtful', v_doubtful) where v_doubtful is not null;
 end
 $$;

@@ -1,7 +1,4 @@
 -- Settles the jobs that depend on a job that ended. See _dependencies.
---
--- Called after the statement that removed the rows of jobs, unless no job ever depended on another. A call closes 1,000 rows at
--- most; a note leaves the rest to a later one.
 
 -- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
 create or replace function pgqueue._has_notes()

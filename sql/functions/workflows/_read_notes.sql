@@ -4,7 +4,6 @@
 -- notes. A note is deleted when it is read; a job that must be checked once more gets a new one. A transaction does not
 -- read its own notes, for it does not see what concurrent transactions do, and skips what another session is reading.
 
--- Follows up to p_limit notes; false: there was none.
 create or replace function pgqueue._read_notes(p_limit integer)
 returns boolean
 language plpgsql

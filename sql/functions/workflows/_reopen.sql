@@ -140,7 +140,6 @@ declare
     v_blocked bigint[];
     v_free bigint[];
 begin
-    -- A parent that lives again is open again.
     update pgqueue.dependencies d
     set ended = null
     where d.ctid = any (

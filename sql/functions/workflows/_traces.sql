@@ -5,8 +5,6 @@
 -- A trace that is committed is visited twice. The first visit records which transactions are open: all that were open at its
 -- commit and have not ended are among them. The second finds none of these open any more, and deletes it.
 -- Every transaction holds a lock on its virtual id, which any role may see.
-
--- Deletes the traces that no transaction and no child needs any more.
 create or replace function pgqueue._tidy_traces()
 returns void
 language plpgsql

@@ -59,7 +59,6 @@ begin
             on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
             perform pgqueue._begin_steps(await_event.job_id);
             perform pgqueue._leave_notes('event', '{null}', '0', await_event.event);
-            -- Without a timeout it comes back by itself after ten years.
             perform pgqueue._put_back(
                 array[await_event.job_id], greatest(coalesce(v_until - v_now, '3650 days'), '0'), true, false
             );

@@ -20,7 +20,6 @@ begin
     perform pgqueue._check_range('max', groups.max, 1, 1000, 'Give max within this range, and call again with before => the last id.');
     perform pgqueue._check_range('count_to', groups.count_to, 1, 1000000, 'Give count_to within this range.');
     return query
-    -- One probe of each index for each group that has members.
     with recursive found (id) as (
         select coalesce(groups.before, 9223372036854775807) where groups.group_id is null
         union all
