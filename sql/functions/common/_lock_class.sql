@@ -1,5 +1,3 @@
--- The advisory locks of the queue, in one list. Each is tried or waited for as sql/README.md says.
-
 -- First key of this queue's advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads;
 -- from 2^30: retry budgets; negative: limits, and what a worker has of max_share. The next first key: jobs behind which others are blocked.
 create or replace function pgqueue._lock_class()

@@ -48,7 +48,6 @@ as $$
             from pgqueue.jobs x
             -- Jobs with a key are counted by another index, save these.
             where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
-            -- Queues share this bound, and the one of the dead.
             limit 10::bigint * p_most
         ) j
         group by j.queue

@@ -125,7 +125,6 @@ begin
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
         oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
     )
-    -- A row for each queue, and one for all of them, which is always written.
     select
         p_now, 10, coalesce(c.queue, ''), coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
         coalesce(sum(c.failed), 0), coalesce(sum(c.blocked), 0), coalesce(sum(c.executing), 0), coalesce(sum(c.dead), 0),

@@ -24,7 +24,6 @@ begin
     select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
     into v_names, v_due
     from (
-        -- Since when it is due; null: that must be computed again.
         select s.name, case when r.next_at <= v_now then r.next_at end as due_at
         from pgqueue.schedules s
         left join lateral pgqueue._latest_plan(s.name, v_now) r on true

@@ -20,8 +20,6 @@
 -- slots for them, hold each as if it had claimed it, and give back with release() what it cannot start. A notification may
 -- be lost with its connection: so the worker calls held_by() a second after such a registration ended and after its
 -- listener was replaced. Such a registration lasts 5 s at most: a worker that hangs is handed nothing after that.
---
--- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
 
 create or replace function pgqueue.idle(
     worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null,
@@ -88,7 +86,6 @@ begin
     end if;
 
     -- A second longer than asked, so that a worker that renews its registration in time leaves no gap.
-    -- least() takes null for no bound.
     v_until := v_now + least(idle."for", case when idle.handoff_channel is not null then interval '5 s' end) + interval '1 s';
 
     insert into pgqueue.idle_workers (queue, until, worker, channel, handoff_channel, listener, lease)
