@@ -87,13 +87,7 @@ begin
         array_agg(l.id) filter (where l.spared),
         array_agg(l.id) filter (
             where not l.spared and l.started
-                and (
-                    select b.at < l.heard_at
-                    from pgqueue.heartbeats b
-                    where b.worker between l.reserved_by and l.reserved_by
-                    order by b.worker desc, b.n desc
-                    limit 1
-                ) is not false
+                and (select b.at < l.heard_at from pgqueue._last_heartbeat(l.reserved_by) b) is not false
         )
     into v_lapsed_ids, v_spared_ids, v_crashed_ids
     from (

@@ -54,10 +54,7 @@ begin
                 ('workers', 'workers', $rule$
                     greatest(x.started_at, case when x.info ? 'instance' then pgqueue._after(x.commanded_at, '7 days') end)
                         < $1 - interval '5 min'
-                    and (
-                        select b.at < $1 - interval '5 min' from pgqueue.heartbeats b where b.worker between x.name and x.name
-                        order by b.worker desc, b.n desc limit 1
-                    ) is not false
+                    and (select b.at < $1 - interval '5 min' from pgqueue._last_heartbeat(x.name) b) is not false
                 $rule$),
                 ('starts', 'turns', $rule$
                     x.at < $1 - interval '1 hour'

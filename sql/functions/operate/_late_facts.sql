@@ -19,14 +19,6 @@ as $$
         end)
 $$;
 
--- Inlined. A range: an equality would drop worker from the order, which another index has as well, with an hour of all workers.
-create or replace function pgqueue._last_heartbeat(p_worker text)
-returns setof pgqueue.heartbeats
-language sql stable parallel safe rows 1
-as $$
-    select x.* from pgqueue.heartbeats x where x.worker between p_worker and p_worker order by x.worker desc, x.n desc limit 1
-$$;
-
 -- What executes, from the head of the leases on: an old snapshot keeps the entries of all that executed since it was taken.
 -- 100,000 jobs at most. The views executing and worker_status read it.
 create or replace function pgqueue._executing_jobs()

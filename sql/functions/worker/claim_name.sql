@@ -38,9 +38,7 @@ begin
     return query
     select w.info, v_now - coalesce(b.at, w.started_at)
     from pgqueue.workers w
-    left join lateral (
-        select x.at from pgqueue.heartbeats x where x.worker between w.name and w.name order by x.worker desc, x.n desc limit 1
-    ) b on true
+    left join lateral pgqueue._last_heartbeat(w.name) b on true
     where w.name = claim_name.worker;
 end
 $$;
