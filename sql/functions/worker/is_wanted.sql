@@ -6,7 +6,7 @@ create or replace function pgqueue.is_wanted(worker text, queues text[])
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
+set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -14,13 +14,8 @@ begin
     perform pgqueue._check_name('worker', is_wanted.worker, 256);
     return exists (
         select
-        from (select '' as name union all select q.name from unnest(is_wanted.queues) q (name)) w
-        cross join lateral (
-            select
-            from pgqueue.idle_workers s
-            where s.queue = w.name and s.until > v_now and s.worker <> is_wanted.worker
-            limit 1
-        ) asleep
+        from pgqueue.idle_workers s
+        where s.queue = any (array_append(is_wanted.queues, '')) and s.until > v_now and s.worker <> is_wanted.worker
     );
 end
 $$;
