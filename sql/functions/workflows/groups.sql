@@ -86,8 +86,6 @@ create or replace function pgqueue._group_numbers(
 )
 language plpgsql stable parallel safe
 as $$
-declare
-    v_ended bigint;
 begin
     select
         max(m.n) filter (where s.state = 'waiting'), max(m.n) filter (where s.state = 'failed'),
@@ -109,10 +107,9 @@ begin
         return;
     end if;
     select
-        count(*), count(*) filter (where h.state = 'succeeded'), count(*) filter (where h.state = 'dead'),
-        count(*) filter (where h.state = 'cancelled')
-    into v_ended, succeeded, dead, cancelled
+        count(*) filter (where h.state = 'succeeded'), count(*) filter (where h.state = 'dead'),
+        count(*) filter (where h.state = 'cancelled'), is_cut or count(*) >= p_most
+    into succeeded, dead, cancelled, is_cut
     from (select x.state from pgqueue.history x where x.group_id is not null and x.group_id = p_id limit p_most) h;
-    is_cut := is_cut or v_ended >= p_most;
 end
 $$;
