@@ -68,7 +68,6 @@ begin
     v_step.failures := case when v_has_failed then p_state.failures + 1 else 0 end;
     v_step.failing_since := case when v_step.error is not null then coalesce(p_state.failing_since, run.at) end;
     v_step.next_at := run.at + case
-        -- A step that uses up whole calls takes a tenth of the time at most.
         when cut then least(greatest(interval '1 s' * power(2, least(v_step.failures, 8)), 10 * v_took), interval '5 min')
         when p_every is null then null
         when v_has_failed and p_state.step = 'drop' then interval '1 min' * power(2, least(v_step.failures, 5))
@@ -78,7 +77,11 @@ begin
         -- A step that takes long, as beside an old snapshot, runs more rarely.
         else greatest(p_every, 50 * v_took)
     end;
-    perform pgqueue._note_step(v_step, p_state, run.at);
+    v_step.at := run.at;
+    -- What it needs for its next run, if that has changed.
+    insert into pgqueue.maintenance_steps overriding user value
+    select v_step.*
+    where to_jsonb(v_step) - '{n,at}'::text[] <> to_jsonb(p_state) - '{n,at}'::text[];
 end
 $$;
 

@@ -57,18 +57,3 @@ as $$
     ) l on true
     order by s.number
 $$;
-
--- Records what a step needs for its next run, if that has changed.
-create or replace function pgqueue._note_step(
-    p_state pgqueue.maintenance_steps, p_before pgqueue.maintenance_steps, p_now timestamptz
-)
-returns void
-language plpgsql
-as $$
-begin
-    p_state.at := p_now;
-    insert into pgqueue.maintenance_steps overriding user value
-    select p_state.*
-    where to_jsonb(p_state) - '{n,at}'::text[] <> to_jsonb(p_before) - '{n,at}'::text[];
-end
-$$;

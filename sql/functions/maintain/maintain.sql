@@ -43,7 +43,6 @@ declare
     v_run pgqueue.maintenance_runs;
     v_due record;
     v_result record;
-    v_step pgqueue.maintenance_steps;
     -- Well below the 8 s after which a gap between runs counts as one, and half of what the session's timeouts allow.
     v_deadline timestamptz := least(
         clock_timestamp() + interval '3 s',
@@ -107,9 +106,10 @@ begin
         order by l.step = 'drop', l.missed_since, l.failures > 0, s.number
     loop
         if v_is_over then
-            v_step := v_due.state;
-            v_step.missed_since := coalesce(v_step.missed_since, v_now);
-            perform pgqueue._note_step(v_step, v_due.state, v_now);
+            insert into pgqueue.maintenance_steps overriding user value
+            select m.*
+            from jsonb_populate_record(v_due.state, jsonb_build_object('at', v_now, 'missed_since', v_now)) m
+            where (v_due.state).missed_since is null;
             continue;
         end if;
         select r.run, r.cut into v_result
