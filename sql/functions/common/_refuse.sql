@@ -50,9 +50,6 @@ returns void
 language plpgsql stable parallel safe
 as $$
 begin
-    if p_queues is null then
-        return;
-    end if;
     if cardinality(p_queues) = 0 then
         perform pgqueue._refuse(
             'queues must not be empty', 'It is an empty array.', 'Leave queues out to serve every queue.'
