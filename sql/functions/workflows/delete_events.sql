@@ -36,9 +36,7 @@ begin
     );
     get diagnostics v_count = row_count;
     perform pgqueue._audit(
-        'delete_events',
-        jsonb_strip_nulls(jsonb_build_object('names', to_jsonb(delete_events.names[:100]), 'prefix', delete_events.prefix)),
-        v_count
+        'delete_events', jsonb_build_object('names', delete_events.names[:100], 'prefix', delete_events.prefix), v_count
     );
     return v_count;
 end
