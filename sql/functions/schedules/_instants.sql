@@ -1,7 +1,4 @@
 -- When a schedule is due: by its cron expression or its interval, and which instants a late run makes up for.
---
--- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. After a change of the rule _plan_schedule
--- records the next instant, after _settle_schedule enqueued what was due by the old one.
 
 create or replace function pgqueue._schedule_turn(
     p_schedule pgqueue.schedules, p_due_at timestamptz, p_now timestamptz, p_is_planned boolean,
