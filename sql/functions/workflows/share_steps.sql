@@ -14,25 +14,19 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_held bigint[];
     v_leader record;
 begin
     perform pgqueue._check_pairs(share_steps.job_ids, share_steps.reservations);
     v_held := array(
-        select l.id
+        select w.id
         from (
-            select w.id, w.reservation
-            from unnest(share_steps.job_ids, share_steps.reservations) w (id, reservation)
-            where w.id <> share_steps.job_id
-            order by w.id
+            select u.id, u.reservation
+            from unnest(share_steps.job_ids, share_steps.reservations) u (id, reservation)
+            where u.id <> share_steps.job_id
+            order by u.id
         ) w
-        cross join lateral (
-            select j.id
-            from pgqueue.jobs j
-            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
-            for update
-        ) l
+        where pgqueue._lock_held(w.id, w.reservation, true)
     );
     perform pgqueue._store_step(h.id, s.name, s.result)
     from pgqueue.steps s
