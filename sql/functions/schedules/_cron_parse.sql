@@ -24,9 +24,7 @@ begin
         v_text
     );
     v_fields := string_to_array(v_text, ' ');
-    if cardinality(v_fields) = 5 then
-        v_fields := array_prepend('0', v_fields);
-    end if;
+    v_fields := case when cardinality(v_fields) = 5 then array_prepend('0', v_fields) else v_fields end;
     perform pgqueue._refuse(
         'a cron expression has five fields, or six with seconds first',
         case

@@ -45,9 +45,7 @@ begin
     elsif cardinality(instants) = 0 and p_schedule.catch_up = 'last' then
         instants := array[pgqueue._last_instant(p_schedule, p_due_at, v_to)];
     end if;
-    if cardinality(instants) = 0 or instants[1] > p_due_at then
-        passed_from := p_due_at;
-    end if;
+    passed_from := case when cardinality(instants) = 0 or instants[1] > p_due_at then p_due_at end;
 end
 $$;
 

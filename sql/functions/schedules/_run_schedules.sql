@@ -32,10 +32,7 @@ begin
         order by 2 nulls first, 1
         limit p_limit
     ) d;
-    if v_names is null then
-        return 0::bigint;
-    end if;
-    return pgqueue._run_due(v_now, p_limit, v_names, v_due);
+    return case when v_names is null then 0 else pgqueue._run_due(v_now, p_limit, v_names, v_due) end;
 end
 $$;
 
