@@ -272,7 +272,9 @@ def test_a_member_that_leaves_no_note_with_its_group_is_caught(stage: Stage, clo
     stage.bug("pgqueue._follow_ends", " or not pgqueue._has_members(g.id, '{waiting,failed,blocked}')", "")
     # Nor is the note of an earlier look kept.
     stage.bug(
-        "pgqueue._look_at_groups", "perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');", "null;"
+        "pgqueue._look_at_groups",
+        "perform pgqueue._leave_notes('group', array[v_id], interval '500 ms') where v_is_ending;",
+        "null;",
     )
     end_a_group(stage, clock)
     assert stage.rules() == ["stuck"]

@@ -84,9 +84,7 @@ begin
             exception when lock_not_available then
                 null;
             end;
-            if v_is_ending then
-                perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');
-            end if;
+            perform pgqueue._leave_notes('group', array[v_id], interval '500 ms') where v_is_ending;
             continue;
         end if;
         v_verdict := pgqueue._verdict(
