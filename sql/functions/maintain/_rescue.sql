@@ -29,7 +29,6 @@ set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_gap_at timestamptz;
     v_lapsed_ids bigint[];
     v_spared_ids bigint[];
     v_crashed_ids bigint[];
@@ -48,7 +47,7 @@ begin
     if v_lapsed_ids is null then
         return;
     end if;
-    v_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
+    p_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
     -- In a later statement than the one that locked the rows: each committed promise is kept.
     with promised as materialized (
         select p.*, h.row_ctid
@@ -97,8 +96,8 @@ begin
             -- A live worker sends a heartbeat about as often as it extends, every third of a lease.
             j.lease_expires_at - j.lease / 2 as heard_at,
             (
-                not j.grace_given and v_gap_at > j.lease_expires_at - j.lease / 2
-                and v_gap_at > j.lease_expires_at - j.lease + interval '8 s'
+                not j.grace_given and p_gap_at > j.lease_expires_at - j.lease / 2
+                and p_gap_at > j.lease_expires_at - j.lease + interval '8 s'
             ) is true as spared
         from pgqueue.jobs j
         where j.id = any (v_lapsed_ids)
