@@ -1,13 +1,11 @@
 -- legible: a value that UTF-8 can have, for lists and claims that must not fail because of one row.
 --
 -- A database of another encoding than UTF-8 may hold bytes that no text in UTF-8 has: any in SQL_ASCII, and in WIN1252 those
--- that the standard leaves out. A statement that returns one of them fails as a whole.
+-- that the standard leaves out. A statement that returns one of them fails as a whole. Not parallel safe: a subtransaction.
 
 create or replace function pgqueue.legible(value jsonb)
 returns jsonb
-language plpgsql stable
--- A subtransaction.
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
