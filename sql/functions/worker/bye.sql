@@ -8,7 +8,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform pgqueue._check_name('worker', bye.worker, 256);
     perform pgqueue.awake(bye.worker);
     with gone as (delete from pgqueue.heartbeats b where b.worker = bye.worker returning b.at, b.troubles)
     insert into pgqueue.heartbeats (worker, at, troubles)
