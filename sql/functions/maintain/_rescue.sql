@@ -189,20 +189,17 @@ begin
                 or (a.queue, a.priority, r.resumed) >= (p_cursor[1] collate "C", p_cursor[2]::smallint, p_cursor[3]::boolean)
             order by a.queue, a.priority, r.resumed
         ) l
-        cross join lateral (
-            select
-                (l.queue, l.priority, l.resumed) = (p_cursor[1], p_cursor[2]::smallint, p_cursor[3]::boolean) as goes_on
+        left join lateral (
+            select p_cursor[4]::timestamptz as ready_at, p_cursor[5]::bigint as id
+            where (l.queue, l.priority, l.resumed) = (p_cursor[1], p_cursor[2]::smallint, p_cursor[3]::boolean)
             offset 0
-        ) c
+        ) c on true
         cross join lateral (
             select
                 j.ctid as row_ctid, j.ready_at, j.id, j.resumed or (j.reservation = 0 and j.run_at <= j.created_at) as was_due
             from pgqueue.jobs j
             where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority and j.resumed = l.resumed
-                and (j.ready_at, j.id) > (
-                    case when c.goes_on then p_cursor[4]::timestamptz else v_now + interval '1 s' end,
-                    case when c.goes_on then p_cursor[5]::bigint else 9223372036854775807 end
-                )
+                and (j.ready_at, j.id) > (coalesce(c.ready_at, v_now + interval '1 s'), coalesce(c.id, 9223372036854775807))
                 and j.ready_at <= p_from
             order by j.ready_at, j.id
             limit p_limit
