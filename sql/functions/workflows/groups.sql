@@ -101,9 +101,8 @@ begin
         ) j
     ) m;
     if p_result ?& '{succeeded,dead,cancelled}' and waiting + failed + blocked + executing = 0 then
-        succeeded := (p_result ->> 'succeeded')::bigint;
-        dead := (p_result ->> 'dead')::bigint;
-        cancelled := (p_result ->> 'cancelled')::bigint;
+        select r.succeeded, r.dead, r.cancelled into succeeded, dead, cancelled
+        from jsonb_to_record(p_result) r (succeeded bigint, dead bigint, cancelled bigint);
         return;
     end if;
     select
