@@ -11,19 +11,17 @@ set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_path_query_array(
         coalesce(p_errors, '[]')
-        || jsonb_build_array(
-            jsonb_strip_nulls(jsonb_build_object(
-                'class', left(p_error ->> 'class', 200),
-                'message', left(
-                    case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
-                    4000
-                ),
-                'traceback', right(p_error ->> 'traceback', 20000),
-                'attempt', p_attempt, 'worker', p_worker,
-                'reserved_at', p_reserved_at, 'at', p_at, 'retry_at', p_retry_at,
-                'policy_error', left(p_error ->> 'policy_error', 1000)
-            ))
-        ),
+        || jsonb_strip_nulls(jsonb_build_object(
+            'class', left(p_error ->> 'class', 200),
+            'message', left(
+                case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
+                4000
+            ),
+            'traceback', right(p_error ->> 'traceback', 20000),
+            'attempt', p_attempt, 'worker', p_worker,
+            'reserved_at', p_reserved_at, 'at', p_at, 'retry_at', p_retry_at,
+            'policy_error', left(p_error ->> 'policy_error', 1000)
+        )),
         '$[last - 9 to last]'
     )
 $$;
