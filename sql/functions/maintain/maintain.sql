@@ -32,7 +32,6 @@ create or replace function pgqueue._run_maintenance(
 )
 language plpgsql
 set lock_timeout = '50ms'
--- For all steps.
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare

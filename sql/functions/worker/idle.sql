@@ -80,7 +80,6 @@ begin
         -- If not, another session has run it meanwhile.
         select h.n, h.at, h.due_lanes into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
         if v_has_run then
-            -- For the condition above: in its next call this session runs maintenance again.
             perform set_config('pgqueue.maintenance_run', concat(v_run.n, ' ', idle.worker), false);
         end if;
     end if;
