@@ -14,7 +14,6 @@ declare
     -- In the database's own order of letters a Turkish one makes no mon-fri of MON-FRI.
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g') collate "C");
     v_fields text[];
-    v_spec text[] := '{}'::text[];
 begin
     v_text := coalesce(
         jsonb_build_object(
@@ -37,10 +36,9 @@ begin
     )
     where v_fields is null or cardinality(v_fields) <> 6 or octet_length(p_expression) > 1000;
 
-    for v_field in 1..6 loop
-        v_spec[v_field] := pgqueue._cron_field(v_fields[v_field], v_field);
-    end loop;
-    return v_spec || array[
+    return array(
+        select pgqueue._cron_field(f.field, f.n::integer) from unnest(v_fields) with ordinality f (field, n) order by f.n
+    ) || array[
         (left(v_fields[4], 1) <> '*' and left(v_fields[6], 1) <> '*')::text,
         (left(v_fields[2], 1) = '*' or left(v_fields[3], 1) = '*')::text
     ];
