@@ -31,7 +31,6 @@ $$;
 create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
 returns jsonb
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
     select case
         when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,Circle,GroupCancelled,MemberFailed}'::text[])
@@ -46,8 +45,7 @@ $$;
 create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
 returns text
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
-    select p_sqlstate || ': ' || left(p_message, 500)
+    select p_sqlstate || ': ' || pg_catalog.left(p_message, 500)
         || coalesce(' (in ' || substring(p_context from e'function ((?!pgqueue\\.)[^\\s(]+)\\(') || ')', '')
 $$;
