@@ -99,7 +99,9 @@ def beside_usual(jobs: int, usual: float | None, *, of_all: bool) -> Deaths:
     words = [] if usual is None else [usually(usual)]
     if of_all or usual is None:
         words.append("in all queues")
-    tone = "bad" if usual is None or jobs > 3 * max(usual, 1) else "warn" if jobs > usual else ""
+    # Two deviations more than usual are seldom chance.
+    unlikely = 0.0 if usual is None else usual + 2 * math.sqrt(usual)
+    tone = "bad" if usual is None or jobs > 3 * max(usual, 1) else "warn" if jobs > unlikely else ""
     return Deaths(jobs, ", ".join(words), tone if jobs else "")
 
 

@@ -339,3 +339,27 @@ def test_on_a_telephone_the_numbers_of_a_thing_stand_three_in_a_line(
         assert len({box["x"] for box in boxes}) == 3, path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     context.close()
+
+
+def test_on_a_telephone_the_boxes_of_a_form_stand_below_each_other(
+    filled: psycopg.Connection, browser: Browser, serve: Serve, said: list[str]
+) -> None:
+    context = browser.new_context(base_url=serve(), viewport={"width": 390, "height": 844})
+    listen(context, said)
+    page = context.new_page()
+    page.goto("/limits")
+    form = page.locator("form.bar").filter(has=page.get_by_label("At most executing"))
+    boxes = [box for each in form.locator("input:not([type=hidden]), select").all() if (box := each.bounding_box())]
+    assert len(boxes) == 7
+    assert len({round(box["x"]) for box in boxes}) == 1
+    assert len({round(box["y"]) for box in boxes}) == 7
+    context.close()
+
+
+def test_a_mark_of_how_bad_it_is_is_filled_wherever_it_stands(filled: psycopg.Connection, page: Page) -> None:
+    call(filled, "pause_queue", "mail")
+    for path in ("/", "/queues", "/queue?name=mail"):
+        page.goto(path)
+        marks = page.locator('main svg.g:has(use[href^="#l-"])')
+        assert marks.count(), path
+        assert marks.evaluate_all("all => all.every((each) => getComputedStyle(each).stroke === 'none')"), path

@@ -201,3 +201,11 @@ def test_an_error_of_the_queue_is_no_attempt_of_the_worker_before(conn: psycopg.
         "attempt 1 failed on w1: E",
         "ended: Killed",
     ]
+
+
+def test_an_attempt_that_goes_on_has_not_ended_just_now(conn: psycopg.Connection, ask: Ask) -> None:
+    job_id = enqueue(conn, "t")
+    reserve_one(conn)
+    summary = ask("GET", f"/jobs/{job_id}").text.partition('id="attempt-1-1"')[2].partition("</summary>")[0]
+    assert re.search(r'<span class="n when">([^<]*)</span>', summary)[1] == "runs"  # type: ignore[index]
+    assert "ago" not in summary
