@@ -149,6 +149,17 @@ _LISTED = (
 )
 
 
+def next_due(queue: str, now: float) -> Call[str | None]:
+    """Read when the next job of a queue becomes due after an epoch, one to be retried too."""
+    return Call(
+        b"select to_jsonb(j.due_at) #>> '{}' from pgqueue.search_due("
+        b"%s::text::jsonb, '1970-01-01 00:00+00'::timestamptz + %s::bigint * interval '1 us', 0, 1, 1) f"
+        b" cross join lateral (select a.due_at from pgqueue.all_jobs a where a.id = f.job_ids[1] limit 1) j",
+        (to_json({"queues": [exactly(queue)]}, "filter"), int(now * 1_000_000)),
+        lambda rows: rows[0][0] if rows else None,
+    )
+
+
 def jobs(ids: Sequence[int]) -> Call[list[dict[str, Any]]]:
     """Read these jobs for a list, in this order."""
     return Call(_LISTED, (list(ids),), read_column)

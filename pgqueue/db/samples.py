@@ -100,8 +100,8 @@ def since(number: int | None) -> Call[list[Row]]:
     )
 
 
-def died(seconds: int) -> Call[int]:
-    """Count the jobs that died over a time until now, as samples have it.
+def died(seconds: int, queue: str = "") -> Call[int]:
+    """Count the jobs of a queue, "" for all, that died over a time until now, as samples have it.
 
     For up to three hours by those of ten seconds, for longer by those of ten minutes, and of ten seconds since.
     """
@@ -109,19 +109,19 @@ def died(seconds: int) -> Call[int]:
         return Call(
             b"select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
             b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
-            b" where s.span = 10 and s.queue = '' and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
-            (seconds,),
+            b" where s.span = 10 and s.queue = %s::text and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
+            (queue, seconds),
             read_first,
         )
     return Call(
-        b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = ''"
+        b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = %s::text"
         b" and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'),"
         b" every as (select c.ended from coarse c union all"
-        b" select s.ended from pgqueue.samples s where s.span = 10 and s.queue = ''"
+        b" select s.ended from pgqueue.samples s where s.span = 10 and s.queue = %s::text"
         b" and s.at > greatest((select max(c.at) from coarse c), (select pgqueue._clock()) - interval '15 min'))"
         b" select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
         b" from every cross join jsonb_each(every.ended) e",
-        (seconds,),
+        (queue, seconds, queue),
         read_first,
     )
 

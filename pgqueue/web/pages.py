@@ -20,7 +20,7 @@ from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, r
 from pgqueue.web import capacity, commands, counting, dying, facets, render, series, timeline, traces, workflows
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
+from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
 
 log = logging.getLogger("pgqueue.web")
 
@@ -40,7 +40,7 @@ _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 # Parts that the page of a queue can do without, and the metrics.
 FILLING, WAITS, TIMES = "what fills it", "how long jobs usually wait", "how long jobs waited and ran"
-FACETS = "what they are"
+FACETS, NEXT = "what they are", "when the next one is due"
 
 
 async def queues(context: Context) -> Response:
@@ -80,6 +80,10 @@ async def queue(context: Context) -> Response:
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
+    dead_today = await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name))
+    next_at = None
+    if numbers["scheduled"]:
+        next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
@@ -97,6 +101,9 @@ async def queue(context: Context) -> Response:
         exact=exact,
         paused_by=paused_by,
         numbers=numbers,
+        dead_today=dead_today,
+        dies_of=max(groups, key=lambda each: sum(each["trend"] or ()), default=None),
+        next_at=next_at,
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),

@@ -121,3 +121,25 @@ def test_blocked_jobs_are_shown_by_what_blocks_them(conn: psycopg.Connection, as
     shown = words(page.partition("Blocked, and by what")[2].partition("</section>")[0])
     assert "3 behind a job of their key order:17 3" in shown
     assert "2 at a limit limit_key:tenant:lumen 2" in shown
+
+
+def test_the_numbers_say_when_the_next_scheduled_job_comes_and_how_many_died_within_a_day(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    enqueue(conn, "send", queue="q", delay="3 hours")
+    enqueue(conn, "send", queue="q", delay="4 hours", priority=5)
+    enqueue(conn, "send", queue="quiet", delay="1 hour")
+    # A retry to come is one of those that are scheduled.
+    held = enqueue(conn, "send", queue="q")
+    [row] = reserve(conn, 1, queues=["q"])
+    call(conn, "fail", held, row.reservation, retry_in="90 min")
+    enqueue_many(conn, 2, "send", queue="q")
+    for row in reserve(conn, 2, queues=["q"]):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": "CardDeclined", "message": "no"}), retry=False)
+    call(conn, "hello", "w1")
+    call(conn, "beat", "w1", Jsonb({"jobs": [{"queue": "q", "task": "send", "dead": 2}]}))
+    maintain(conn)
+    shown = words(ask("GET", "/queue?name=q").text)
+    assert re.search(r"Scheduled 3 next in (90|89) min", shown)
+    assert "Dead 2 2 within a day, most of CardDeclined" in shown
+    assert "Dead 0 0 within a day" in words(ask("GET", "/queue?name=quiet").text)
