@@ -127,6 +127,7 @@ comment on column pgqueue.job_logs.line is 'The text, at most 1,024 characters.'
 alter type pgqueue.job_filter add attribute fingerprints text[];
 alter type pgqueue.job_filter add attribute tenants text[];
 alter type pgqueue.job_filter add attribute enqueued_by text[];
+alter type pgqueue.job_filter add attribute retries bigint[];
 
 -- The last troubles travel with the heartbeat.
 alter table pgqueue.heartbeats add column troubles jsonb;

@@ -5,7 +5,7 @@
 
 A word is a name, a colon and a value, and all words must match. A value matches exactly, or, with * at its end, any
 value that begins so; a comma separates alternatives; quotes protect spaces, commas and stars. A tenant is a limit_key;
-`by` is who enqueued. A number by itself is an id. `parse` returns the filter that `pgqueue.search()` takes.
+`by` is who enqueued, `retried` a bulk retry by its number in `retry_fates()`. A number by itself is an id. `parse` returns the filter that `pgqueue.search()` takes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TIMES = {"created": "created", "run": "run", "finished": "finished"}
 
 WORDS = (
     *("queue", "task", "state", "key", "tenant", "by", "tag", "worker", "group", "id", "age", "created", "run"),
-    *("finished", "priority", "attempts", "error", "class", "line", "fingerprint", "args.NAME"),
+    *("finished", "retried", "priority", "attempts", "error", "class", "line", "fingerprint", "args.NAME"),
 )
 
 # How deeply names of a field in args may be nested.
@@ -132,7 +132,7 @@ def _reader_of(name: str, word: str) -> Callable[[Filter, str, str], None]:
     if name.startswith("args.") and len(name) > len("args."):
         return _args
     try:
-        return {"state": _states, "group": _groups, "id": _ids, "age": _age}[name]
+        return {"state": _states, "group": _groups, "retried": _retries, "id": _ids, "age": _age}[name]
     except KeyError:
         raise InvalidArgument(f"{_short(word)}: there is no word {_short(name)}", hint=_HINT) from None
 
@@ -168,6 +168,10 @@ def _ids(found: Filter, name: str, value: str) -> None:
 
 def _groups(found: Filter, name: str, value: str) -> None:
     found.setdefault("groups", []).extend(_id(each) for each in value.split(","))
+
+
+def _retries(found: Filter, name: str, value: str) -> None:
+    found.setdefault("retries", []).extend(_id(each) for each in value.split(","))
 
 
 def _numbers(found: Filter, name: str, value: str) -> None:

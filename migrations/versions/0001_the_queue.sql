@@ -1474,7 +1474,8 @@ create type pgqueue.job_filter as (
     groups bigint[],
     fingerprints text[],
     tenants text[],
-    enqueued_by text[]
+    enqueued_by text[],
+    retries bigint[]
 );
 comment on type pgqueue.job_filter is 'Private: the filter of search(), parsed.';
 

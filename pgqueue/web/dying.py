@@ -130,7 +130,7 @@ def _short(name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the jobs of a bulk retry.
+    """What became of the jobs of a bulk retry, of one or more calls with these `numbers`.
 
     `is_about`: the numbers stand for a sample of them. `is_cut`: not all that died again were found.
     """
@@ -147,11 +147,17 @@ class Fate:
     cancelled: int
     is_about: bool
     is_cut: bool
+    numbers: tuple[int, ...] = ()
 
     @property
     def succeeded(self) -> int:
         """How many have succeeded: those that are in no other state."""
         return max(self.jobs - self.waiting - self.executing - self.dead - self.cancelled, 0)
+
+    @property
+    def filter(self) -> str:
+        """The filter of these jobs."""
+        return f"retried:{','.join(map(str, self.numbers))}"
 
     @property
     def key(self) -> str:
@@ -186,7 +192,12 @@ def fates(rows: Iterable[Mapping[str, Any]]) -> list[Fate]:
         }
         # The time of the first call: from then on the jobs came back.
         found[found.index(last)] = replace(
-            last, **sums, at=each.at, is_about=last.is_about or each.is_about, is_cut=last.is_cut or each.is_cut
+            last,
+            **sums,
+            at=each.at,
+            is_about=last.is_about or each.is_about,
+            is_cut=last.is_cut or each.is_cut,
+            numbers=last.numbers + each.numbers,
         )
     return [each for each in found if each.jobs > 1]
 
@@ -197,4 +208,5 @@ def _fate(row: Mapping[str, Any]) -> Fate:
     return Fate(
         row["at"], row["actor"], row["task"], row["class"], row["fingerprint"], jobs, live["waiting"],
         live["executing"], row["dead"], row["cancelled"], seen < jobs, row["is_cut"],
+        (row["n"],),
     )  # fmt: skip

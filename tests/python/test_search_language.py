@@ -26,6 +26,7 @@ from pgqueue.search import exactly, parse, quoted
         ('line:"say \\"no\\""', {"lines": ['say "no"']}),
         ("17", {"ids": [17]}),
         ("id:1,2", {"ids": [1, 2]}),
+        ("retried:3,2", {"retries": [3, 2]}),
         ("id:1..500", {"id_from": 1, "id_to": 500}),
         ("id:5..", {"id_from": 5}),
         ("age:>1h", {"age_from": "1 hours"}),

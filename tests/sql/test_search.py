@@ -363,3 +363,18 @@ def test_jobs_are_found_by_tenant_and_by_who_enqueued_them(conn: psycopg.Connect
     found = call(conn, "update_many", Jsonb({"tenants": ["tenant:lumen"]}), priority=-10)
     assert found == 1
     assert value(conn, "select priority from pgqueue.all_jobs where id = %s", first) == -10
+
+
+def test_the_jobs_of_a_bulk_retry_are_found_in_whatever_state_they_are(conn: psycopg.Connection) -> None:
+    ids = enqueue_many(conn, 4)
+    for row in reserve(conn, 4):
+        call(conn, "fail", row.id, row.reservation, retry=False)
+    assert call(conn, "search", Jsonb({"retries": [1]})) == []
+    call(conn, "retry_many", job_ids=ids[:3])
+    enqueue_many(conn, 2)
+    number = value(conn, "select max(n) from pgqueue.retry_fates()")
+    [first, *_] = reserve(conn, 1)
+    call(conn, "complete", first.id, first.reservation)
+    assert call(conn, "search", Jsonb({"retries": [number]})) == ids[2::-1]
+    assert call(conn, "search", Jsonb({"retries": [number], "ids": ids[1:], "states": ["waiting"]})) == ids[2:0:-1]
+    assert call(conn, "search", Jsonb({"retries": [number], "states": ["dead"]})) == []

@@ -72,6 +72,20 @@ def test_after_a_bulk_retry_the_page_says_how_these_jobs_fare(conn: psycopg.Conn
     assert "7 succeeded 1 execute 1 wait 2 died again" in words(article)
     assert 'aria-label="7 succeeded, 1 execute, 1 wait, 2 died again"' in article
     assert "Retried within a day 11 2 died again" in words(page)
+    # Each number leads to these jobs.
+    ids = {"succeeded": [row.id for row in rows[:7]], "dead": [row.id for row in rows[7:9]], "executing": [rows[9].id]}
+    links = re.findall(r'href="(/jobs\?q=retried[^"]*)"', article)
+    assert len(links) == 5
+    for link in links:
+        state = link.rpartition("state%3A")[2]
+        listed = {int(each) for each in re.findall(r'href="/jobs/(\d+)"', ask("GET", link).text)}
+        if state in ids:
+            assert listed == set(ids[state]), link
+        elif state.startswith("waiting"):
+            assert len(listed) == 1, link
+        else:
+            assert listed >= set().union(*ids.values()), link
+            assert len(listed) == 11, link
 
 
 def test_a_text_and_a_time_choose_the_groups_that_are_shown(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
@@ -242,11 +256,11 @@ def test_calls_that_follow_each_other_are_one_retry() -> None:
         "actor": "mara", "task": "t", "class": "E", "fingerprint": "no <n>", "jobs": 500, "looked_at": 50, "waiting": 5,
         "executing": 0, "dead": 20, "cancelled": 0, "is_cut": False,
     }  # fmt: skip
-    rows = [{**row, "at": f"2026-11-26T06:0{minute}:00+00:00"} for minute in (3, 2, 1)]
-    rows.append({**row, "at": "2026-11-26T05:00:00+00:00", "looked_at": 500, "jobs": 500})
+    rows = [{**row, "n": minute, "at": f"2026-11-26T06:0{minute}:00+00:00"} for minute in (3, 2, 1)]
+    rows.append({**row, "n": 0, "at": "2026-11-26T05:00:00+00:00", "looked_at": 500, "jobs": 500})
     last, before = fates(rows)
     assert (last.jobs, last.waiting, last.dead, last.succeeded, last.is_about) == (1500, 150, 60, 1290, True)
-    assert last.at == "2026-11-26T06:01:00+00:00"
+    assert (last.at, last.filter) == ("2026-11-26T06:01:00+00:00", "retried:3,2,1")
     assert (before.jobs, before.waiting, before.is_about) == (500, 5, False)
     assert fates([{**rows[0], "jobs": 1}]) == []
 

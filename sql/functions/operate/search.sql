@@ -16,7 +16,7 @@ $$;
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
     'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): tenants (limit_key), enqueued_by: lists of texts, * at the end for any, \* for itself, none empty; '
-    'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
+    'states; ids; retries (n of retry_fates()); groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs. [reader]';
 
@@ -70,6 +70,14 @@ begin
         ));
     end loop;
     v_filter := jsonb_populate_record(v_filter, v_patterns);
+    if v_filter.retries is not null then
+        v_filter.ids := array(
+            select i.id
+            from pgqueue.retries r
+            cross join lateral unnest(r.job_ids) i (id)
+            where r.n = any (v_filter.retries) and (v_filter.ids is null or i.id = any (v_filter.ids))
+        );
+    end if;
     v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
     v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
     perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.')
