@@ -5,7 +5,8 @@
 
 A word is a name, a colon and a value, and all words must match. A value matches exactly, or, with * at its end, any
 value that begins so; a comma separates alternatives; quotes protect spaces, commas and stars. A tenant is a limit_key;
-`by` is who enqueued, `retried` a bulk retry by its number in `retry_fates()`. A number by itself is an id. `parse` returns the filter that `pgqueue.search()` takes.
+`by` is who enqueued; `retried` is a bulk retry, by its number in `retry_fates()`. A number by itself is an id. `parse`
+returns the filter that `pgqueue.search()` takes.
 """
 
 from __future__ import annotations
