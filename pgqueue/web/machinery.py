@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, Row
-from pgqueue.web import capacity, render, series
+from pgqueue.web import capacity, render, sentences, series
 from pgqueue.web.actions import Form, change, one
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -231,12 +231,15 @@ async def _kill_for(context: Context, job: str) -> Response:
 async def schedules(context: Context) -> Response:
     """Schedules, the next one due first."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
+    now = context.now()
     return context.page(
         "schedules.html",
-        schedules=found[: observe.MOST_LISTED],
+        sentence=sentences.of_schedules(found, now),
+        schedules=[{**each, "places": sentences.places(each, now)} for each in found[: observe.MOST_LISTED]],
+        axis=sentences.axis(),
         more=found[observe.MOST_LISTED :],
         in_words=in_words,
-        now=context.now(),
+        now=now,
     )
 
 

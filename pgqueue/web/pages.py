@@ -17,7 +17,19 @@ from pgqueue.db import consume, observe, operate, samples
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, replaced
-from pgqueue.web import capacity, commands, counting, dying, facets, render, series, timeline, traces, workflows
+from pgqueue.web import (
+    capacity,
+    commands,
+    counting,
+    dying,
+    facets,
+    render,
+    sentences,
+    series,
+    timeline,
+    traces,
+    workflows,
+)
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
@@ -215,11 +227,13 @@ async def limits(context: Context) -> Response:
     stats = await context.database.stats()
     breakers = await context.database.shared("breakers", 5.0, observe.breakers)
     opened = [each for each in stats["pauses"] if each["source"] == "breaker"]
+    states = [(each, _opened(each, opened)) for each in breakers]
     return context.page(
         "limits.html",
+        sentence=sentences.of_limits(stats["limits"], stats["pauses"], states),
         limits=stats["limits"],
         pauses=stats["pauses"],
-        breakers=[(each, _opened(each, opened)) for each in breakers],
+        breakers=states,
         now=context.now(),
     )
 

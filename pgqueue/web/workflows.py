@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pgqueue.db import groups, observe, operate
+from pgqueue.web import sentences
 from pgqueue.web.context import Context
 from pgqueue.web.graph import HEIGHT, WIDTH, lay_out
 
@@ -23,6 +24,7 @@ async def all_groups(context: Context) -> Response:
     [rows] = await context.database.read(groups.list_groups(PAGE, context.whole("before")))
     return context.page(
         "groups.html",
+        sentence=sentences.of_groups(rows),
         groups=[{**each, "parts": _parts(each)} for each in rows],
         is_full=len(rows) == PAGE,
         now=context.now(),

@@ -1,0 +1,121 @@
+"""The sentence on top of schedules, limits and groups: what is wrong, or that all is well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import httpx
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from pgqueue.web import sentences
+from tests.calls import call, enqueue_many, maintain, reserve
+from tests.web.conftest import Serve
+from tests.web.test_blocked_by import words
+
+Ask = Callable[..., httpx.Response]
+
+
+def said(ask: Ask, page: str, at: str | None = None) -> tuple[str, str]:
+    """How bad it is, and the sentence with what stands behind it."""
+    text = ask("GET", page, at=at).text
+    [(level, part)] = re.findall(r'<section class="verdict (\w+)" aria-label="State">(.*?)</section>', text, re.DOTALL)
+    return level, words(part).replace(" .", ".").replace(" ,", ",").replace(" :", ":")
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("/schedules", "There is no schedule."),
+        ("/limits", "Nothing is limited: each queue runs as many jobs as its workers have slots."),
+        ("/groups", "There is no group yet."),
+    ],
+)
+def test_a_page_that_has_nothing_says_so_in_one_line(ask: Ask, page: str, sentence: str) -> None:
+    level, text = said(ask, page)
+    assert level == "ok"
+    assert text.startswith(sentence)
+
+
+def test_the_schedules_are_on_time_or_the_worst_is_named(
+    conn: psycopg.Connection, clock: Clock, ask: Ask, serve: Serve
+) -> None:
+    clock.advance("-1 h")
+    call(conn, "schedule", "rarely", "0 0 1 1 *", "report")
+    call(conn, "schedule", "often", every="10 min", task="report")
+    call(conn, "schedule", "never", every="1 h", task="report")
+    call(conn, "pause_schedule", "never")
+    maintain(conn)
+    clock.back_to_real()
+    level, text = said(ask, "/schedules")
+    assert level == "late"
+    assert re.match(r"often is \d+ min late\. Maintenance enqueues", text)
+    maintain(conn)
+    # Another server: one reads schedules every two seconds.
+    level, text = said(ask, "/schedules", serve())
+    assert level == "ok"
+    assert re.fullmatch(r"Each schedule is on time: the next is often, in [\d.]+ (s|min)\. 1 paused: never\.", text)
+    for row in reserve(conn, 10):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": "E"}), retry=False)
+    assert said(ask, "/schedules", serve()) == (
+        "late",
+        "The last job of often is dead. It runs again at its next time.",
+    )
+
+
+def test_the_next_runs_stand_on_an_axis_of_the_time_to_come(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "schedule", "often", every="10 min", task="report")
+    maintain(conn)
+    page = ask("GET", "/schedules").text
+    assert page.count("<circle class=") == 3
+    [next_one] = re.findall(r'<circle class="next" cx="([\d.]+)%"', page)
+    others = re.findall(r'<circle class="" cx="([\d.]+)%"', page)
+    assert all(float(next_one) < float(each) for each in others)
+    assert [name for name, _ in sentences.axis()] == ["1 min", "10 min", "1 h", "1 d", "7 d", "31 d"]
+    # A year is at its end, what is due at its beginning.
+    row = {"next_at": "2026-01-01T00:00:00+00:00", "later": ["2026-01-01T00:10:00+00:00", "2027-01-01T00:00:00+00:00"]}
+    now = 1_767_225_660.0
+    first, second, third = sentences.places(row, now)
+    assert (first, third) == (2.0, 96.0)
+    assert first < second < third
+
+
+def test_a_limit_for_which_jobs_wait_is_named_with_what_is_taken(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "set_limit", "queue", "mail", max_executing=2)
+    call(conn, "set_limit", "queue", "sms", max_executing=8)
+    enqueue_many(conn, 1, queue="sms")
+    reserve(conn, 1)
+    maintain(conn)
+    assert said(ask, "/limits") == ("ok", "No job waits for a limit. The fullest is sms: 1 of 8 execute.")
+    assert "sms queue has capacity 1 of 8 execute" in words(ask("GET", "/limits").text)
+
+
+def test_jobs_that_wait_for_a_limit_and_an_open_breaker_are_what_is_wrong(
+    conn: psycopg.Connection, clock: Clock, ask: Ask
+) -> None:
+    call(conn, "set_limit", "limit_key", "tenant:a", max_executing=2)
+    enqueue_many(conn, 5, queue="mail", limit_key="tenant:a")
+    reserve(conn, 5)
+    maintain(conn)
+    call(conn, "pause_queue", "sms")
+    level, text = said(ask, "/limits")
+    assert (level, text) == ("late", "tenant:a is at the limit: 3 jobs wait for it. 2 of 2 execute. Paused: queue sms.")
+    shown = words(ask("GET", "/limits").text)
+    assert "tenant:a limit key at the limit 2 of 2 execute" in shown
+
+
+def test_a_group_with_dead_members_is_named_and_else_what_is_under_way(conn: psycopg.Connection, ask: Ask) -> None:
+    group = call(conn, "open_group", "import")
+    enqueue_many(conn, 4, group_id=group)
+    held = reserve(conn, 2)
+    call(conn, "complete", held[0].id, held[0].reservation)
+    assert said(ask, "/groups") == ("ok", "1 group is under way: import. 1 of 4 members have ended.")
+    call(conn, "fail", held[1].id, held[1].reservation, Jsonb({"class": "E"}), retry=False)
+    level, text = said(ask, "/groups")
+    assert (level, text) == (
+        "late", "import has 1 dead member, and has not ended. 2 of 4 members have ended."
+    )  # fmt: skip
+    assert "2 waiting" in words(ask("GET", "/groups").text)
