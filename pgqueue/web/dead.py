@@ -10,11 +10,11 @@ from starlette.responses import Response
 from pgqueue.db import observe, samples
 from pgqueue.web import dying, render
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY
+from pgqueue.web.overview import DAY, USUAL
 
 # Parts that the page can do without.
 _MASKS, _FATES = "what is behind the masks", "what became of those that were retried"
-_USUAL, _KEPT = "how many usually die", "how long they are kept"
+_KEPT = "how long they are kept"
 
 # Within how many seconds the last job of a group died, by the name of the choice.
 SINCE = {"1 h": 3600, "1 d": DAY, "7 d": 604_800}
@@ -39,7 +39,7 @@ async def dead(context: Context) -> Response:
         for each in groups
         if _fits(each, wanted) and (seconds is None or render.is_within(each["last_at"], seconds, now))
     ]
-    usual = await context.part(_USUAL, shared("usual deaths", 600.0, samples.usual_deaths), None)
+    usual = await context.part(USUAL, shared("usual deaths", 600.0, samples.usual_deaths), None)
     in_hour = await shared("died in an hour", 60.0, lambda: samples.died(3600))
     today = await shared("dead today", 60.0, lambda: samples.died(DAY))
     kept_for, oldest = await context.part(

@@ -249,7 +249,11 @@ async def schedule(context: Context) -> Response:
     [found] = await context.database.read(observe.schedule(name))
     if found is None:
         raise HTTPException(404, f"there is no schedule {render.short(name)}")
-    return context.page("schedule.html", schedule=found, in_words=in_words, now=context.now())
+    now = context.now()
+    places = sentences.places(found, now)
+    return context.page(
+        "schedule.html", schedule=found, places=places, axis=sentences.axis(), in_words=in_words, now=now
+    )
 
 
 async def act_on_schedule(context: Context) -> Response:

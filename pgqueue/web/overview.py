@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from pgqueue import verdict
 from pgqueue.db import observe, samples
-from pgqueue.web import capacity, render, series
+from pgqueue.web import capacity, dying, render, series
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.feed import feed
@@ -17,6 +17,7 @@ from pgqueue.web.feed import feed
 # Parts that a page can do without.
 DEATHS, FINDINGS, EXECUTING = "the errors of dead jobs", "problems that the doctor finds", "what executes"
 LATENESS, TRENDS, TROUBLES = "why jobs are late", "the trends", "what just failed"
+USUAL = "how many usually die"
 
 # Workers that are shown.
 _MOST = 12
@@ -37,6 +38,7 @@ async def overview(context: Context) -> Response:
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     dead_today = await shared("dead today", 60.0, lambda: samples.died(DAY))
+    usual_deaths = await context.part(USUAL, shared("usual deaths", 600.0, samples.usual_deaths), None)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]
@@ -71,7 +73,7 @@ async def overview(context: Context) -> Response:
         worst=max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None),
         rates=lately.rates.get("", {}),
         feed=feed(troubles, lately.samples),
-        dead_today=dead_today,
+        died=dying.beside_usual(dead_today, usual_deaths, of_all=False),
         groups=groups[:6],
         workers=[
             (each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in alive[:_MOST]

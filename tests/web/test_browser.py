@@ -129,6 +129,32 @@ def test_nothing_moves_at_a_refresh_and_what_was_opened_stays_open(filled: psyco
     assert page.locator(".plot canvas").count() == 2
 
 
+COLUMNS = """() => [...document.querySelectorAll('table.steady thead th')].map((each) => {
+  const box = each.getBoundingClientRect();
+  return [Math.round(box.left), Math.round(box.width)].join();
+})"""
+
+
+@pytest.mark.parametrize("path", ["/queues", "/limits"])
+def test_no_column_moves_where_a_number_grows(filled: psycopg.Connection, page: Page, path: str) -> None:
+    call(filled, "set_limit", "queue", "reports", max_executing=4)
+    enqueue_many(filled, 1, queue="x")
+    call(filled, "beat", "w1")
+    maintain(filled)
+    page.goto(path)
+    before, shown = page.evaluate(COLUMNS), page.locator("table.steady").first.inner_text()
+    assert before
+    enqueue_many(filled, 1, queue="a-queue-with-a-name-that-is-long")
+    call(filled, "set_limit", "queue", "a-queue-with-a-name-that-is-long", max_executing=123456)
+    call(filled, "beat", "w1")
+    maintain(filled)
+    filled.execute("update pgqueue.samples set due = 12345, scheduled = 98765, failed = 54321, dead = 67890")
+    page.locator("#interval").select_option("1")
+    wait_until(lambda: page.locator("table.steady").first.inner_text() != shown)
+    page.get_by_text("a-queue-with-a-name").first.wait_for()
+    assert page.evaluate(COLUMNS) == before
+
+
 @pytest.mark.long
 def test_the_page_stands_still_while_rows_are_selected(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/jobs?q=queue:mail")

@@ -18,6 +18,7 @@ from pgqueue.testing import Clock
 from pgqueue.web import series
 from pgqueue.web.database import _READS
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.web.test_blocked_by import words
 from tests.web.test_sparklines import nodes
 
 Ask = Callable[..., httpx.Response]
@@ -362,3 +363,17 @@ def test_what_jobs_die_of_is_masked_with_marks_and_has_a_trend(conn: psycopg.Con
         text = ask("GET", page).text
         assert 'row <span class="mask">‹n›</span> &lt;b&gt;' in text
         assert "ValueError: deaths in each hour of the last day, 2 at most" in text
+
+
+def test_what_died_within_a_day_stands_beside_what_usually_dies(conn: psycopg.Connection, ask: Ask) -> None:
+    for ago, dead in (("1 h", 2), ("30 hours", 1)):
+        conn.execute(
+            "insert into pgqueue.samples"
+            " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+            " select pgqueue._clock() - %s::interval - n * interval '10 min', 600, '', 0, 0, 0, 0, 0, 0, 0,"
+            " jsonb_build_object('t', jsonb_build_object('dead', %s::integer)) from generate_series(1, %s) n",
+            [ago, dead, 3 if dead == 2 else 288],
+        )
+    page = ask("GET", "/").text
+    assert "Died within a day 6 usually 144" in words(page)
+    assert "<dd>6</dd><dd>usually 144</dd>" in page

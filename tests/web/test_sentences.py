@@ -119,3 +119,13 @@ def test_a_group_with_dead_members_is_named_and_else_what_is_under_way(conn: psy
         "late", "import has 1 dead member, and has not ended. 2 of 4 members have ended."
     )  # fmt: skip
     assert "2 waiting" in words(ask("GET", "/groups").text)
+
+
+def test_the_page_of_a_schedule_has_the_axis_and_its_actions_in_its_heading(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "schedule", "often", every="10 min", task="report")
+    maintain(conn)
+    page = ask("GET", "/schedule?name=often").text
+    heading = page.partition('<div class="heading">')[2].partition("\n</div>")[0]
+    assert "Schedule often Pause… Run now… Remove…" in words(heading)
+    assert page.count('<circle class="next"') == 1
+    assert page.count("<circle class=") == 3
