@@ -59,6 +59,8 @@ def test_after_a_bulk_retry_the_page_says_how_these_jobs_fare(conn: psycopg.Conn
     ask("POST", "/act", action="retry", scope="all", q=group, confirm="yes", count="11")
     page = ask("GET", "/dead").text
     assert "No job is dead." in page
+    # None is red before one has died.
+    assert re.search(r'<li class="muted">(?:(?!</li>).)*<strong>0</strong> died again', page)
     assert re.search(r"Retried, and no longer dead .*11 were retried by alice", words(page))
     rows = reserve(conn, 10)
     for row in rows[:7]:
