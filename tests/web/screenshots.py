@@ -62,6 +62,7 @@ IN_DOCS = {
     "queue": (1280, "light", 1160),
     "group": (1280, "dark", 760),
     "workers": (1280, "dark", 560),
+    "schedules": (1280, "light", 456),
     "phone": (390, "light", 844),
 }
 
