@@ -92,10 +92,6 @@ async def queue(context: Context) -> Response:
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
-    dead_today = await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name))
-    next_at = None
-    if numbers["scheduled"]:
-        next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
@@ -113,9 +109,8 @@ async def queue(context: Context) -> Response:
         exact=exact,
         paused_by=paused_by,
         numbers=numbers,
-        dead_today=dead_today,
         dies_of=max(groups, key=lambda each: sum(each["trend"] or ()), default=None),
-        next_at=next_at,
+        **await _beside(context, numbers),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),
@@ -302,6 +297,18 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
         ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
     ]
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+async def _beside(context: Context, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands beside the numbers of a queue: how many died within a day, and when the next one is due."""
+    name, now, shared = numbers["queue"], context.now(), context.database.shared
+    next_at = None
+    if numbers["scheduled"]:
+        next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
+    return {
+        "dead_today": await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name)),
+        "next_at": next_at,
+    }
 
 
 def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
