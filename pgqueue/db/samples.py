@@ -109,7 +109,8 @@ def died(seconds: int, queue: str = "") -> Call[int]:
         return Call(
             b"select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
             b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
-            b" where s.span = 10 and s.queue = %s::text and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
+            b" where s.span = 10 and s.queue = %s::text"
+            b" and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
             (queue, seconds),
             read_first,
         )
