@@ -3,8 +3,10 @@
 -- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
 create or replace function pgqueue._explain_parents(p_job pgqueue.jobs)
 returns table (detail text, behind bigint)
-language sql stable rows 1
+language plpgsql stable rows 1
 as $$
+begin
+    return query
     select
         case
             when p_job.blocked_on = '@open' then format('group %s is open; members that have not ended: %s', p_job.id, count(*))
@@ -38,7 +40,8 @@ as $$
         left join lateral (select x.state, x.ready_at from pgqueue.jobs x where x.id = d.parent limit 1) j on true
         where d.child = p_job.id and d.ended is null
     ) p
-    limit 1
+    limit 1;
+end
 $$;
 
 -- Which event or sleep a step of it waits for. The deadline of a sleep is the result of its step, and the job is ready a
