@@ -1,6 +1,7 @@
 -- What explain() reports about a job that waits.
 
--- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
+-- Which members of its group, or which of the jobs that it depends on, have not ended, in words. Not in SQL: so explain() opens
+-- the table of dependencies only for jobs that have some.
 create or replace function pgqueue._explain_parents(p_job pgqueue.jobs)
 returns table (detail text, behind bigint)
 language plpgsql stable rows 1
