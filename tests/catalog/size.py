@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=20_500, functions=454)
+BUDGET = Size(lines=19_300, functions=445)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
