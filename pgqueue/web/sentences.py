@@ -95,9 +95,10 @@ def of_limits(
     return Sentence("ok", "No job waits for a limit", " ".join([because, stopped]).strip())
 
 
-def of_groups(rows: Sequence[Mapping[str, Any]]) -> Sentence:
-    """Say which group that has not ended has dead members; else how many are under way."""
+def of_groups(rows: Sequence[Mapping[str, Any]], *, are_all: bool) -> Sentence:
+    """Say which group that has not ended has dead members; else how many are under way, of all or on this page."""
     going = [each for each in rows if not each["finished_at"]]
+    here = "" if are_all else " on this page"
     hurt = [each for each in going if each["dead"]]
     if hurt:
         each = hurt[0]
@@ -108,11 +109,12 @@ def of_groups(rows: Sequence[Mapping[str, Any]]) -> Sentence:
         each = going[-1]
         is_one = len(going) == 1
         begin = (
-            f"{many(len(going), 'group')} {'is' if is_one else 'are'} under way{': ' if is_one else ', the oldest is '}"
+            f"{many(len(going), 'group')}{here} {'is' if is_one else 'are'} under way"
+            f"{': ' if is_one else ', the oldest is '}"
         )
         return Sentence("ok", begin, f"{_ended(each)}.", _name(each), ".", "group", {"id": each["id"]})
-    if rows:
-        return Sentence("ok", "No group is under way")
+    if rows or not are_all:
+        return Sentence("ok", f"No group{here} is under way")
     because = "A group is opened with select pgqueue.open_group('import'); its jobs are awaited together."
     return Sentence("ok", "There is no group yet", because)
 

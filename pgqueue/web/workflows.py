@@ -21,12 +21,14 @@ STATES = ("succeeded", "executing", "waiting", "blocked", "failed", "cancelled",
 
 async def all_groups(context: Context) -> Response:
     """Groups, newest first, with the states of their members."""
-    [rows] = await context.database.read(groups.list_groups(PAGE, context.whole("before")))
+    before = context.whole("before")
+    [rows] = await context.database.read(groups.list_groups(PAGE, before))
+    is_full = len(rows) == PAGE
     return context.page(
         "groups.html",
-        sentence=sentences.of_groups(rows),
+        sentence=sentences.of_groups(rows, are_all=before is None and not is_full),
         groups=[{**each, "parts": _parts(each)} for each in rows],
-        is_full=len(rows) == PAGE,
+        is_full=is_full,
         now=context.now(),
     )
 

@@ -121,6 +121,21 @@ def test_a_group_with_dead_members_is_named_and_else_what_is_under_way(conn: psy
     assert "2 waiting" in words(ask("GET", "/groups").text)
 
 
+def test_a_page_of_groups_says_nothing_of_the_groups_on_other_pages(conn: psycopg.Connection, ask: Ask) -> None:
+    oldest = call(conn, "open_group", "import")
+    enqueue_many(conn, 1, group_id=oldest)
+    for _ in range(50):
+        group = call(conn, "open_group", "ended")
+        enqueue_many(conn, 1, group_id=group)
+        call(conn, "cancel", group)
+    maintain(conn)
+    assert said(ask, "/groups") == ("ok", "No group on this page is under way.")
+    assert said(ask, f"/groups?before={oldest + 1}") == (
+        "ok", "1 group on this page is under way: import. 0 of 1 members have ended."
+    )  # fmt: skip
+    assert said(ask, "/groups?before=1") == ("ok", "No group on this page is under way.")
+
+
 def test_the_page_of_a_schedule_has_the_axis_and_its_actions_in_its_heading(conn: psycopg.Connection, ask: Ask) -> None:
     call(conn, "schedule", "often", every="10 min", task="report")
     maintain(conn)
