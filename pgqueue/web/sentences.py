@@ -97,7 +97,8 @@ def of_limits(
 
 def of_groups(rows: Sequence[Mapping[str, Any]], *, are_all: bool) -> Sentence:
     """Say which group that has not ended has dead members; else how many are under way, of all or on this page."""
-    going = [each for each in rows if not each["finished_at"]]
+    # A forgotten group has no time: its members alone are left.
+    going = [each for each in rows if not each["finished_at"] and each["state"] != "forgotten"]
     here = "" if are_all else " on this page"
     hurt = [each for each in going if each["dead"]]
     if hurt:

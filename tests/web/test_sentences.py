@@ -136,6 +136,17 @@ def test_a_page_of_groups_says_nothing_of_the_groups_on_other_pages(conn: psycop
     assert said(ask, "/groups?before=1") == ("ok", "No group on this page is under way.")
 
 
+def test_a_forgotten_group_is_not_under_way(conn: psycopg.Connection, ask: Ask) -> None:
+    group = call(conn, "open_group", "import")
+    enqueue_many(conn, 2, group_id=group)
+    call(conn, "close_group", group)
+    for row in reserve(conn, 2):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": "E"}), retry=False)
+    maintain(conn)
+    assert call(conn, "delete", group)
+    assert said(ask, "/groups") == ("ok", "No group is under way.")
+
+
 def test_the_page_of_a_schedule_has_the_axis_and_its_actions_in_its_heading(conn: psycopg.Connection, ask: Ask) -> None:
     call(conn, "schedule", "often", every="10 min", task="report")
     maintain(conn)
