@@ -105,6 +105,14 @@ def beside_usual(jobs: int, usual: float | None, *, of_all: bool) -> Deaths:
     return Deaths(jobs, ", ".join(words), tone if jobs else "")
 
 
+def mostly(groups: Iterable[Mapping[str, Any]], jobs: int) -> str | None:
+    """Return the class of the error that more than half of the jobs of a day died of; None: there is none."""
+    found: Counter[str] = Counter()
+    for each in groups:
+        found[each["class"] or "no class"] += sum(each["trend"] or ())
+    return next((kind for kind, most in found.most_common(1) if most * 2 > jobs), None)
+
+
 def kept_in_words(how_long: str | None, oldest: str | None, now: float) -> str:
     """Return for how long dead jobs are kept, an interval of the database's, and when the oldest goes."""
     words = [f"for {interval(how_long)}"] if how_long else []

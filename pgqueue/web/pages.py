@@ -109,8 +109,7 @@ async def queue(context: Context) -> Response:
         exact=exact,
         paused_by=paused_by,
         numbers=numbers,
-        dies_of=max(groups, key=lambda each: sum(each["trend"] or ()), default=None),
-        **await _beside(context, numbers),
+        **await _beside(context, numbers, groups),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),
@@ -299,16 +298,14 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
 
 
-async def _beside(context: Context, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return what stands beside the numbers of a queue: how many died within a day, and when the next one is due."""
+async def _beside(context: Context, numbers: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what stands beside the numbers of a queue: how many died within a day, of what; the next one."""
     name, now, shared = numbers["queue"], context.now(), context.database.shared
     next_at = None
     if numbers["scheduled"]:
         next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
-    return {
-        "dead_today": await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name)),
-        "next_at": next_at,
-    }
+    dead_today = await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name))
+    return {"dead_today": dead_today, "dies_of": dying.mostly(groups, dead_today), "next_at": next_at}
 
 
 def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:

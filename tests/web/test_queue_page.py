@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from pgqueue.web import facets
+from pgqueue.web.dying import mostly
 from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, value
 from tests.web.conftest import Serve
 from tests.web.test_blocked_by import words
@@ -143,3 +144,22 @@ def test_the_numbers_say_when_the_next_scheduled_job_comes_and_how_many_died_wit
     assert re.search(r"Scheduled 3 next in (90|89) min", shown)
     assert "Dead 2 2 within a day, most of CardDeclined" in shown
     assert "Dead 0 0 within a day" in words(ask("GET", "/queue?name=quiet").text)
+
+
+def test_the_error_of_jobs_that_died_within_a_day_is_named_if_most_died_of_it(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    enqueue_many(conn, 3, "send", queue="q")
+    for number, row in enumerate(reserve(conn, 3, queues=["q"])):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": f"E{number}", "message": "no"}), retry=False)
+    call(conn, "hello", "w1")
+    call(conn, "beat", "w1", Jsonb({"jobs": [{"queue": "q", "task": "send", "dead": 3}]}))
+    maintain(conn)
+    shown = words(ask("GET", "/queue?name=q").text)
+    assert "Dead 3 3 within a day" in shown
+    assert "within a day, most of" not in shown
+    # Those that were retried are not among the dead.
+    groups = [{"class": "E", "trend": [0] * 23 + [2]}, {"class": None, "trend": [1]}, {"class": "E", "trend": [1]}]
+    assert [mostly(groups, jobs) for jobs in (4, 5, 6, 40)] == ["E", "E", None, None]
+    assert mostly([{"class": None, "trend": [1]}], 1) == "no class"
+    assert mostly([], 1) is None
