@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue, enqueue_many, reserve, table
+from tests.calls import call, enqueue, enqueue_many, reserve, table, value
 from tests.sql.plans import blocks
 from tests.sql.test_plans import Explained, Node
 
@@ -166,3 +166,20 @@ def test_the_cost_of_a_page_does_not_grow_with_the_backlog(conn: psycopg.Connect
     conn.execute("analyze pgqueue.jobs")
     conn.execute("analyze pgqueue.history")
     assert blocks(conn, f"pgqueue.{order}('{{}}')") < few + 2500
+
+
+def test_due_jobs_are_not_compared_with_each_of_ten_thousand_ids(conn: psycopg.Connection) -> None:
+    conn.execute(FILL)
+    conn.execute("analyze pgqueue.jobs")
+    number = value(
+        conn,
+        "insert into pgqueue.retries (at, actor, task, fingerprint, job_ids)"
+        " select now(), 'mara', 't', '', array_agg(1000000000 + i) from generate_series(1, 10000) i returning n",
+    )
+
+    def took(filter: str) -> float:
+        query = f"explain (analyze, format json) select * from pgqueue.search_due('{filter}')"
+        return min(float(value(conn, query)[0]["Execution Time"]) for _ in range(3))
+
+    # Each reads as many jobs, of which none fits.
+    assert took(f'{{"retries": [{number}]}}') < 5 * took('{"tasks": ["none"]}')

@@ -45,7 +45,8 @@ begin
             from (
                 select
                     j.id, j.ready_at as at, row_number() over () as n,
-                    (v_filter.ids is null or j.id = any (v_filter.ids))
+                    -- Hashed, for they may be ten thousand: an array is compared id by id where the planner does not know it.
+                    (v_filter.ids is null or j.id in (select i.id from unnest(v_filter.ids) i (id)))
                         and (v_filter.groups is null or j.group_id = any (v_filter.groups))
                         and j.id between coalesce(v_filter.id_from, 0) and coalesce(v_filter.id_to, 9223372036854775807)
                         and pgqueue._fits(
