@@ -1,4 +1,16 @@
-"""The worker: claims jobs, runs them, reports how they ended, and keeps their leases."""
+"""The worker: claims jobs, runs them, reports how they ended, and keeps their leases.
+
+The way of a job, by the calls that it takes:
+
+- in: `Claimer.claim`, `Trade.claim`, `Exchange.perform`, `db.consume.exchange`; in SQL `reserve`, or `exchange` where
+  ends go along; then `Intake.took`, `Runner.take`
+- run: `Runner._run_one` (or `_run_in_threads`, for plain functions), `Handlers.run`; an exception meets
+  `Handlers._failed`, which writes `held.error` and `held.verdict`
+- out: `Runner._end`, `Outbox.put`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`;
+  in SQL `exchange`; then `Trade.act_on`
+
+In SQL, `reserve` and `exchange` begin where sql/README.md reads a claim and an end from top to bottom.
+"""
 
 from pgqueue.worker.worker import Worker
 

@@ -70,7 +70,7 @@ class Deciding:
             return
         if time.monotonic() - began >= ASK_WITHIN:
             self._pause(task)
-        self._trade.settle(reply)
+        self._trade.act_on(reply)
 
     def _pause(self, task: str) -> None:
         self._paused[task] = time.monotonic() + _PAUSE

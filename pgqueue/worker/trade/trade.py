@@ -1,4 +1,4 @@
-"""Exchange ends of jobs for new jobs: what one statement contains, and what its reply means."""
+"""Act on exchanges: which ends go along with a claim, what becomes of jobs by the reply, and of ends that are refused."""
 
 from __future__ import annotations
 
@@ -138,10 +138,10 @@ class Trade:
                 return 0
             raise
         if batch:
-            self.settle(reply)
+            self.act_on(reply)
         return 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
 
-    def settle(self, reply: Reply) -> None:
+    def act_on(self, reply: Reply) -> None:
         """Act on the server's reply about ended jobs."""
         succeeded = reply.completed
         if reply.outcomes:
