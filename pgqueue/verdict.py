@@ -1,6 +1,7 @@
-"""The sentence on top of the pages and of `pgqueue top`, and the order in which queues stand below it.
+"""The verdict on all queues: the sentence on top of the pages and of `pgqueue top`, and the order of the queues below it.
 
-It says who is late, since when, why, and what to do; or that all is well.
+It says who is late, since when, why, and what to do; or that all is well. What a worker decides after a failed attempt
+is another one, in `worker.hold.held`.
 """
 
 from __future__ import annotations
