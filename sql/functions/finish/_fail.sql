@@ -253,7 +253,7 @@ begin
                 followers = case when j.has_steps then j.followers end,
                 errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now, j.reserved_at, a.ready_at)
             from unnest(p_attempts) a
-            -- By ctid: see _finish.
+            -- By ctid: an equality of ids the planner may turn round, as _finish says.
             cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = a.job_id limit 1) l
             where j.ctid = l.row_ctid
             returning j.queue, j.priority, j.ready_at, j.lane_key

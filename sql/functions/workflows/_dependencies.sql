@@ -241,7 +241,7 @@ begin
                     else v_now + (w.n - 1) * interval '1 us'
                 end
             from unnest(p_ids) with ordinality w (id, n)
-            -- By ctid: see _finish.
+            -- By ctid: an equality of ids the planner may turn round, as _finish says.
             cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = w.id limit 1) l
             where j.ctid = l.row_ctid
             returning j.queue, j.priority, j.ready_at, j.resumed, j.lane_key
