@@ -8,11 +8,11 @@ returns interval
 language sql parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: 30 + n^5, after the power
-    -- that Sidekiq uses; sidekiq is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS
-    -- measured to end a stampede soonest ("Exponential Backoff And Jitter", 2015). A power is capped at a year, and a
-    -- delay at a day where no cap is given (the one after 31 retries would be 331 days), but not below retry_delay. The jitter
-    -- of the other policies only adds, so that a delay is never shorter than its formula.
+    -- n is the retries so far. exponential, in spite of its name, is a power: 30 + n^5, so 30 s, 31 s, 62 s, 273 s, ...; sidekiq
+    -- is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS measured to end a stampede
+    -- soonest ("Exponential Backoff And Jitter", 2015). A power is capped at a year, and, where no cap is given, the delay of
+    -- these two at a day, but not below retry_delay (after 31 retries it would be 331 days), and that of doubling at an hour.
+    -- The jitter of doubling only subtracts; that of the others only adds, so that no delay is shorter than its formula.
     select case
         when f.policy = 'sidekiq' then f.capped + make_interval(secs => 30 * (p_retries + 1) * coalesce(p_jitter, 1) * random())
         when f.policy = 'doubling' then f.capped * (1 - coalesce(p_jitter, 1) * random())
