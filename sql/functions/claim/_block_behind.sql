@@ -1,8 +1,8 @@
 -- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
 
 -- p_ahead: for each row the job that it is to wait for. See _release_next: first the guards, then, in a later statement, a check of
--- those jobs as they are *now*. They must still hold their positions, in this queue, and no session may be ending them: that
--- locks them FOR UPDATE. The lock ends with the exception block, so that they can end while this transaction is open.
+-- those jobs as they are *now*. They must still hold their positions, in this queue, and no session may be ending them, which
+-- would have locked them FOR UPDATE. The lock taken here ends with the exception block, so that they can end meanwhile.
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql

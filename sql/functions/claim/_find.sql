@@ -1,4 +1,4 @@
--- Finding: the due jobs of a claim, locked, in serving order. The first of its two statements; the second takes them (_take).
+-- Finding: the due jobs of a claim, locked, in serving order. The first step of a round; then come _decide_starts and _take.
 --
 -- What rules touch is known from the rows that are read with a lane and with a job: sql/README.md lists them. The lanes of a
 -- paused queue are left out, those of a queue under a limit give what it has capacity for, and where slots draw their queues

@@ -22,7 +22,7 @@
 -- A release does not wait for a blocked row that is locked (by a cancel, say), but leaves a note. Above READ COMMITTED no
 -- later statement has a newer snapshot, so there a note is always left.
 
--- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the guard was tried.
+-- p_job_ids: for each key the job that leaves its position now, whose guard is tried here; null: none does, or it was tried.
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
