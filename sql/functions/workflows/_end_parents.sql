@@ -1,4 +1,4 @@
--- Settles the jobs that depend on a job that ended. See _dependencies.
+-- Settles the jobs that depend on a job that ended. See _dependencies.sql.
 
 -- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
 create or replace function pgqueue._has_notes()
@@ -148,7 +148,7 @@ begin
 end
 $$;
 
--- Reads the parents of new children in a later transaction, and returns the children to check again: see _dependencies. Locks
+-- Reads the parents of new children in a later transaction, and returns the children to check again: see _dependencies.sql. Locks
 -- ended parents in history, so that no retry brings them back at the same time. p_failed: reads those that had ended badly when
 -- the child was enqueued, for another session may have been retrying them, and could not see the child.
 create or replace function pgqueue._check_parents(p_children bigint[], p_failed boolean)
