@@ -19,7 +19,7 @@
 -- With handoff_channel and listener the worker takes jobs that are reserved for it at a commit: see _hand_off. It must own
 -- slots for them, hold each as if it had claimed it, and give back with release() what it cannot start. A notification may
 -- be lost with its connection: so the worker calls held_by() a second after such a registration ended and after its
--- listener was replaced. Such a registration lasts 5 s at most: a worker that hangs is handed nothing after that.
+-- listener was replaced. It lasts 5 s at most, and the second in which it is renewed: one that hangs is handed nothing after that.
 
 create or replace function pgqueue.idle(
     worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null,
