@@ -1,4 +1,4 @@
-"""The verdict on all queues: the sentence on top of the pages and of `pgqueue top`, and the order of the queues below it.
+"""The verdict on all queues: the sentence on top of the pages and of `pgqueue top`, and the order of queues below it.
 
 It says who is late, since when, why, and what to do; or that all is well. What a worker decides after a failed attempt
 is another one, in `worker.hold.held`.

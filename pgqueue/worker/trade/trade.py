@@ -1,4 +1,4 @@
-"""Act on exchanges: which ends go along with a claim, what becomes of jobs by the reply, and of ends that are refused."""
+"""Act on exchanges: which ends go along with a claim, what the reply means for jobs, and what follows a refusal."""
 
 from __future__ import annotations
 
