@@ -124,7 +124,7 @@ def claim() -> str:
             Box(510, 60, "visit lanes", note="high priority first", width=160, height=46),
             Box(670, 160, "read from the head", note="up to now, not further", width=170, height=46),
             Box(450, 160, "skip locked rows", note="nothing waits", width=160, height=46),
-            Box(240, 160, "key or limit?", note="two index probes", width=150, height=46),
+            Box(240, 160, "key or limit?", note="three probes a key", width=150, height=46),
             Box(100, 250, "blocked", "w", note="leaves the index", width=140, height=46),
             Box(400, 250, "executing", "f", note="new reservation, lease, attempt + 1", width=250, height=46),
             Arrow(((175, 60), (213, 60))),
