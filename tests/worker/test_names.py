@@ -252,3 +252,27 @@ async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_oth
     assert "another process has taken the name w" in caplog.text
     assert (state(conn, running), state(conn, others.id)) == ("succeeded", "executing")
     assert value(conn, "select info ->> 'instance' from pgqueue.workers where name = 'w'") == "second"
+
+
+async def test_a_worker_keeps_the_name_of_a_dead_one_where_a_failover_forgets_that_it_took_it(
+    database: Database, conn: psycopg.Connection, gone: int
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    before = Jsonb(of_this_machine(instance="first", pid=gone))
+    assert table(conn, "claim_name", "w", before) == []
+    async with working(app, database.dsn, name="w") as worker:
+        # As of the standby that became the primary.
+        conn.execute("update pgqueue.workers set info = %s where name = 'w'", [before])
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'pgqueue w'"
+        )
+        instance = "select info ->> 'instance' from pgqueue.workers where name = 'w'"
+        await wait_until_async(lambda: value(conn, instance) == worker._identity.instance)
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+        assert not worker.status()["stopping"]
+        assert worker._identity.has_name

@@ -65,6 +65,8 @@ class Identity:
         self._outage = outage
         self.instance = secrets.token_hex(8)
         self.has_name = False
+        # The dead process from which this one took the name.
+        self._replaced: str | None = None
 
     @property
     def heartbeat(self) -> float:
@@ -106,6 +108,7 @@ class Identity:
             if other is None:
                 _alive.add(self.instance)
                 self.has_name = True
+                self._replaced = instead_of
                 return
             info, silent_for = other
             before, silent = silent, silent_for.total_seconds()
@@ -122,6 +125,15 @@ class Identity:
                     _patience(info) - silent,
                 )
             await asyncio.sleep(_POLL)
+
+    async def takes_back(self, perform: Callable[[Call[Any]], Awaitable[Any]]) -> bool:
+        """Take the name back from the dead process that had it before; False: another one has it.
+
+        A failover to an asynchronous standby may have forgotten that it changed hands.
+        """
+        if self._replaced is None:
+            return False
+        return await perform(presence.claim_name(self._config.name, self.info(), self._replaced)) is None
 
     def leave(self) -> None:
         """The worker has ended."""

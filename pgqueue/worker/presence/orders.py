@@ -165,7 +165,10 @@ class Orders:
 
     async def _ask(self) -> str:
         asking = presence.worker_command(self._config.name, self._obeys, self._identity.instance)
-        return await self._link.perform(asking)
+        wanted = await self._link.perform(asking)
+        if wanted == "taken" and await self._identity.takes_back(self._link.perform):
+            wanted = await self._link.perform(asking)
+        return wanted
 
     def _lose_name(self) -> None:
         log.error(

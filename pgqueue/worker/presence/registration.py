@@ -46,7 +46,7 @@ class Registration:
     async def register(self, link: Link) -> None:
         """Register over a connection that was just made, unless another process has taken the name meanwhile."""
         asking = presence.worker_command(self._config.name, "", self._identity.instance)
-        if await link.perform_now(asking) == "taken":
+        if await link.perform_now(asking) == "taken" and not await self._identity.takes_back(link.perform_now):
             # At once: what this worker does not know is the other one's, and is not given back.
             self._identity.has_name = False
             return
