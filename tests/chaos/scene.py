@@ -133,6 +133,16 @@ class Verdict:
         return self.findings.counts["promised: committed"]
 
 
+# A handler emits in a transaction of its own. A standby that lags may not have it, and gets the end of its job all the
+# same: an application that loses commits has to send such an event again.
+_EMITTED_AGAIN = """
+select pgqueue.emit_event(w.name, jsonb_build_object('by', h.id, 'reservation', h.reservation))
+from pgqueue.event_waits w
+join pgqueue.history h on h.task = 'emitting' and h.state = 'succeeded' and h.args ->> 'event' = w.name
+where not exists (select from pgqueue.events e where e.name = w.name)
+"""
+
+
 class Scene:
     """Everything of one run. `dsn` leads to the database, through a list of hosts where there are several.
 
@@ -266,6 +276,8 @@ class Scene:
         while time.monotonic() < began + bound:
             if self._count() == 0:
                 return time.monotonic() - began
+            if self.records.losses:
+                self.ask(_EMITTED_AGAIN)
             time.sleep(0.2)
         return None
 
