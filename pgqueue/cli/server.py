@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +43,8 @@ def server(
             host = conninfo_to_dict(dsn)["host"]
             output.message(f"PostgreSQL runs in {directory}/ until Ctrl-C.", "dim")
             output.message(f"Connect with: pgqueue psql, or psql -h {host} pgqueue", "dim")
+            # Not signal.pause(): a signal that comes right before it is acted on with the next one.
             while True:
-                signal.pause()
+                time.sleep(1)
     except KeyboardInterrupt:
         raise typer.Exit from None

@@ -117,7 +117,7 @@ FIRST_PROCESS = """
         time.sleep(0.01)
     print("reaped", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.1)
 """
 
 
