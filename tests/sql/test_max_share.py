@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value
+from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value
 from tests.databases import Database
 from tests.sql.plans import blocks
 from tests.sql.test_fair import fill, tenants
@@ -133,16 +133,20 @@ def test_a_job_that_came_back_and_was_a_claim_by_itself_counts_as_well(conn: psy
     assert len(reserve(conn, 5)) == 1
 
 
-def test_what_a_worker_held_before_there_was_a_max_share_counts_as_well(conn: psycopg.Connection) -> None:
-    call(conn, "configure_queue", "default", reset=["max_share"])
-    fill(conn, a=30)
-    mine = reserve(conn, 10)
-    call(conn, "configure_queue", "default", max_share=0.5)
+def assert_the_next_starts_below_five(conn: psycopg.Connection, mine: list[Row]) -> None:
     for done in mine[:5]:
         call(conn, "complete", done.id, done.reservation)
         assert reserve(conn, 1) == []
     call(conn, "complete", mine[5].id, mine[5].reservation)
     assert len(reserve(conn, 5)) == 1
+
+
+def test_what_a_worker_held_before_there_was_a_max_share_counts_as_well(conn: psycopg.Connection) -> None:
+    call(conn, "configure_queue", "default", reset=["max_share"])
+    fill(conn, a=30)
+    mine = reserve(conn, 10)
+    call(conn, "configure_queue", "default", max_share=0.5)
+    assert_the_next_starts_below_five(conn, mine)
 
 
 def test_what_a_worker_claimed_while_there_was_no_max_share_for_a_while_counts_as_well(
@@ -154,11 +158,7 @@ def test_what_a_worker_claimed_while_there_was_no_max_share_for_a_while_counts_a
     call(conn, "configure_queue", "default", reset=["max_share"])
     mine = reserve(conn, 10)
     call(conn, "configure_queue", "default", max_share=0.5)
-    for done in mine[:5]:
-        call(conn, "complete", done.id, done.reservation)
-        assert reserve(conn, 1) == []
-    call(conn, "complete", mine[5].id, mine[5].reservation)
-    assert len(reserve(conn, 5)) == 1
+    assert_the_next_starts_below_five(conn, mine)
 
 
 def test_a_batch_takes_one_slot(conn: psycopg.Connection) -> None:
