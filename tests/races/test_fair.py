@@ -156,7 +156,7 @@ def test_a_tenant_that_flips_beside_an_old_snapshot_leaves_few_rows(database: Da
 def _beside_an_old_snapshot(
     database: Database, clock: Clock, jobs: int, *, behind_a_pause: bool = False
 ) -> psycopg.Connection:
-    """Return a connection to a queue where this many jobs of one tenant have ended, and their index entries are kept."""
+    """Return a connection to a queue where this many jobs of one tenant have ended, and their index entries stay."""
     conn, holder = _fair(database, clock), database.connect(autocommit=False)
     holder.execute("set transaction isolation level repeatable read")
     holder.execute("select from pgqueue.jobs")
