@@ -70,6 +70,9 @@ scalars: dict[str, Strategy] = {
     "double precision": st.sampled_from(["NaN", "Infinity", "-Infinity", "1e308", "5e-324", "0", "-1", "0.5", "3"]),
 }
 
+# Of more dimensions, and beginning at any subscript.
+ODD_ARRAYS = ["{{1},{2}}", "[0:1]={1,2}", "[5:5]={1}"]
+
 # What else would hardly ever be right by chance, by name.
 LIKELY: dict[str, list[Any]] = {
     "expression": ["* * * * *", "0 0 30 2 *", "*/7 3-9 * * MON", "@daily", "0 12 * * 8"],
@@ -91,6 +94,9 @@ LIKELY: dict[str, list[Any]] = {
     "delay": ["0", "1 hour"],
 }
 
+# And what is right of a type, where the name says nothing.
+PLAIN: dict[str, Any] = {"text": "a", "integer": 1, "bigint": 1, "boolean": True, "interval": "1 s", "jsonb": "{}"}
+
 
 def strategy_of(name: str, type_name: str) -> Strategy:
     """What is likely for the name, or anything of the type."""
@@ -108,8 +114,7 @@ def anything_of(type_name: str) -> Strategy:
         return st.none() | scalars[type_name]
     one = st.none() | scalars[type_name[:-2]]
     flat = st.lists(one, max_size=4)
-    # An array may have more dimensions, and begin at any subscript.
-    odd = st.sampled_from(["{{1},{2}}", "[0:1]={1,2}", "[5:5]={1}"])
+    odd = st.sampled_from(ODD_ARRAYS)
     return st.none() | flat | (odd if type_name[:-2] in ("bigint", "integer", "text") else flat)
 
 
@@ -164,6 +169,20 @@ def perform(conn: psycopg.Connection, name: str, arguments: Arguments) -> None:
 def test_each_argument_has_a_type_that_this_test_knows(conn: psycopg.Connection) -> None:
     types = {type_name.removesuffix("[]") for _, arguments, _ in functions(conn) for _, type_name in arguments}
     assert types <= set(scalars)
+
+
+def test_an_array_of_any_shape_is_read_or_refused(conn: psycopg.Connection) -> None:
+    conn.adapters.register_loader("jsonb", TextLoader)
+    some_jobs(conn, 3)
+    for name, arguments, needed in functions(conn):
+        likely = {
+            argument: (type_name, LIKELY.get(argument, [PLAIN.get(type_name)])[0])
+            for argument, type_name in arguments[:needed]
+        }
+        for argument, type_name in arguments:
+            if type_name in ("bigint[]", "integer[]", "text[]"):
+                for odd in ODD_ARRAYS:
+                    perform(conn, name, {**likely, argument: (type_name, odd)})
 
 
 @pytest.mark.long

@@ -15,7 +15,9 @@ begin
     return exists (
         select
         from pgqueue.idle_workers s
-        where s.queue = any (array_append(is_wanted.queues, '')) and s.until > v_now and s.worker <> is_wanted.worker
+        where
+            s.queue = any (array(select unnest(is_wanted.queues) union all select ''))
+            and s.until > v_now and s.worker <> is_wanted.worker
     );
 end
 $$;
