@@ -102,5 +102,3 @@ def test_the_rules_and_the_board_are_those_of_grafana() -> None:
     assert rule["spec"] == yaml.safe_load((CHART.parents[2] / "grafana" / "alerts.yaml").read_text())
     [board] = of_kind(rendered(EVERYTHING), "ConfigMap")
     assert yaml.safe_load(board["data"]["pgqueue.json"])["title"] == "pgqueue"
-    for path in (CHART / "files").iterdir():
-        assert path.read_text() == (CHART.parents[2] / "grafana" / path.name).read_text(), "copy it from grafana/"

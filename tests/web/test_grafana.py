@@ -170,3 +170,10 @@ def test_the_board_by_sql_has_percentiles_of_waits_from_the_buckets_of_samples(c
     )
     [row] = conn.execute(query.encode()).fetchall()
     assert row[1:] == (0.001, 1, 16, None)
+
+
+def test_the_chart_has_the_same_rules_and_the_same_board() -> None:
+    copies = list((GRAFANA.parent / "packaging" / "helm" / "pgqueue" / "files").iterdir())
+    assert copies != []
+    for path in copies:
+        assert path.read_text() == (GRAFANA / path.name).read_text(), "copy it from grafana/"
