@@ -47,14 +47,34 @@ _AWAKE_FOR = 1.0
 _CLAIMS_FOR = 10.0
 
 
+class _Recent:
+    """The sum of what came within the last seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._came: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, number: int, now: float) -> None:
+        self._came.append((now, number))
+        self._sum += number
+        self.sum(now)
+
+    def sum(self, now: float) -> int:
+        while self._came and self._came[0][0] <= now - self._seconds:
+            self._sum -= self._came.popleft()[1]
+        return self._sum
+
+
 class NotifyLoad:
     """What notifications show about the commits that sent them. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[float, float]] = deque()
         self._delays = 0.0
-        # When, how many, and whether they were handed off.
-        self._jobs: deque[tuple[float, int, bool]] = deque()
+        self._claimed = _Recent(_SPAN)
+        self._handed = _Recent(_SPAN)
+        self._stream = _Recent(_STREAM)
         self._shortest: deque[tuple[float, float]] = deque()
         self._awake_until = 0.0
 
@@ -79,27 +99,26 @@ class NotifyLoad:
 
     def came(self, jobs: int, now: float, *, handed: bool = False) -> None:
         """Jobs came, by a claim, or `handed` off."""
-        self._jobs.append((now, jobs, handed))
-        while self._jobs[0][0] < now - _STREAM:
-            self._jobs.popleft()
+        (self._handed if handed else self._claimed).add(jobs, now)
+        self._stream.add(jobs, now)
 
     def left_idle(self, now: float) -> None:
         """The worker is not idle any more."""
         # What is announced, and not handed off, would end that again at once.
-        is_claimed = self._recent(now, handed=False) > _STREAM_OF
+        is_claimed = self._claimed.sum(now) > _STREAM_OF
         self._awake_until = now + (_CLAIMS_FOR if is_claimed else _AWAKE_FOR)
 
     def outruns_handoffs(self, now: float) -> bool:
         """Return whether more jobs are handed off than should be, one by one."""
-        return self._recent(now, handed=True) > _MOST
+        return self._handed.sum(now) > _MOST
 
     def hands_off_alone(self, now: float) -> bool:
         """Return whether a stream of jobs is handed off, and none is claimed."""
-        return self._recent(now, handed=True) > _STREAM_OF and not self._recent(now, handed=False)
+        return self._handed.sum(now) > _STREAM_OF and not self._claimed.sum(now)
 
     def polls_on(self, now: float, is_idle: bool) -> bool:
         """Return whether a worker that runs a stream of jobs, and has just claimed some, should not be idle."""
-        claimed = self._recent(now, handed=False)
+        claimed = self._claimed.sum(now)
         if is_idle:
             return claimed > _STREAM_OF
         return now < self._awake_until or claimed > _MOST or self.pause(now) is not None
@@ -109,14 +128,5 @@ class NotifyLoad:
         commit = min((delay for _, delay in self._shortest), default=0.0)
         if commit < _LONG:
             return None
-        rate = sum(jobs for at, jobs, _ in self._jobs if at > now - _STREAM) / _STREAM
+        rate = self._stream.sum(now) / _STREAM
         return min(max(commit / 2, _LONG), _LONGEST_PAUSE) if rate * commit > _STAY else None
-
-    def _recent(self, now: float, *, handed: bool) -> int:
-        number = 0
-        for at, jobs, was_handed in reversed(self._jobs):
-            if at <= now - _SPAN:
-                break
-            if was_handed is handed:
-                number += jobs
-        return number
