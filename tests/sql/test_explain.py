@@ -261,6 +261,18 @@ def test_a_task_that_no_worker_has_declared_is_a_reason_and_names_the_nearest(
     assert explain(conn, job_id).reason == "not_due"
 
 
+def test_a_pause_comes_before_a_task_that_no_worker_has(conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "send_email")
+    call(conn, "hello", "w", None, Jsonb({"tasks": ["send_email"]}))
+    job_id = enqueue(conn, "sned_email")
+    later = enqueue(conn, "sned_email", delay="1 hour")
+    call(conn, "pause", "queue", "default")
+    assert explain(conn, job_id).reason == "paused"
+    assert explain(conn, later).reason == "unknown_task"
+    call(conn, "resume", "queue", "default")
+    assert explain(conn, job_id).reason == "unknown_task"
+
+
 def test_a_job_of_a_task_that_was_renamed_says_so_before_any_worker_has_touched_it(conn: psycopg.Connection) -> None:
     for name in ("send_mail", "send_email"):
         call(conn, "declare_task", name)

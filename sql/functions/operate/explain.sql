@@ -70,6 +70,17 @@ begin
         from pgqueue._explain_parents(v_job) e
         where v_job.blocked_on like '@%'
         union all
+        select
+            coalesce(e.reason, 'paused'),
+            coalesce(e.detail, format('the %s has ended; it comes back when a claim asks for it', replace(v_job.blocked_on, ':', ' '))),
+            e.until, null
+        from (select) one
+        left join pgqueue._explain_pause(v_job, v_now) e on true
+        where case
+            when v_job.state = 'blocked' then starts_with(v_job.blocked_on, 'pause:')
+            else v_job.ready_at <= v_now and e.detail is not null
+        end
+        union all
         select 'unknown_task', e.detail, null, null
         from pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now) e (detail)
         where e.detail is not null
@@ -96,14 +107,6 @@ begin
             ),
             v_job.ready_at, null
         where v_job.state <> 'blocked' and v_job.ready_at > v_now
-        union all
-        select
-            coalesce(e.reason, 'paused'),
-            coalesce(e.detail, format('the %s has ended; it comes back when a claim asks for it', replace(v_job.blocked_on, ':', ' '))),
-            e.until, null
-        from (select) one
-        left join pgqueue._explain_pause(v_job, v_now) e on true
-        where case when v_job.state = 'blocked' then starts_with(v_job.blocked_on, 'pause:') else e.detail is not null end
         union all
         select 'key', e.detail, e.until, e.behind
         from pgqueue._explain_key(v_job, v_now) e
@@ -139,7 +142,7 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused, throttled or breaker (its queue, task or limit_key); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); paused, throttled or breaker (its queue, task or limit_key); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17); [reader]';
 
 -- Which pause stops a job: of all that match, the one that ends last; or which breaker is half-open.

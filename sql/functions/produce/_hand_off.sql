@@ -84,7 +84,12 @@ begin
                         and p.target = case p.kind when 'queue' then j.queue else j.task end
                         and p.until > v_now
                 )
-                and not exists (select from pgqueue._limits_of(j.queue, j.task, null, null))
+                and not exists (
+                    select
+                    from pgqueue.limits l
+                    where l.kind = any ('{queue,task}') and l.target = case l.kind when 'queue' then j.queue else j.task end
+                        and num_nonnulls(l.max_executing, l.rate, l.max_cost) > 0
+                )
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
         )
         select pg_notify(
