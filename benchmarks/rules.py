@@ -265,6 +265,7 @@ def _reset(conn: Connection) -> None:
     tables = (
         "jobs",
         "limits",
+        "pauses",
         "limit_waits",
         "limit_starts",
         "limit_levels",

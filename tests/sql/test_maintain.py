@@ -14,7 +14,7 @@ NOON = "2030-01-01 12:00+00"
 
 FUNCTIONS = {
     "leases": "_rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)",
-    "expiry": "_expire_jobs(p_limit integer) returns bigint",
+    "expiry": "_expire_jobs(p_limit integer, p_now timestamptz) returns bigint",
     "clock": "_bring_forward(p_from timestamptz, p_limit integer, p_cursor text[]) returns text[]",
     "lanes": "_find_lanes() returns integer",
     "schedules": "_run_schedules(p_limit integer) returns bigint",

@@ -21,6 +21,7 @@ from pgqueue.web import series
 from pgqueue.web.database import PageDatabase
 from tests.calls import call, enqueue_many, maintain, pairs, reserve, value
 from tests.databases import Database
+from tests.facts import wait_until
 from tests.web.test_guard import Ask
 
 QUEUES, TASKS = 30, 200
@@ -78,6 +79,13 @@ def tidy(conn: psycopg.Connection) -> None:
     """As autovacuum leaves the tables."""
     for name in ("jobs", "history", "samples", "heartbeats", "tasks", "limits", "lanes", "heads", "workers"):
         conn.execute(f"vacuum analyze pgqueue.{name}".encode())
+
+    # While autovacuum analyzes a table here, its snapshot keeps pages from being marked as visible to all.
+    def is_visible() -> bool:
+        conn.execute("vacuum pgqueue.jobs")
+        return bool(value(conn, "select relallvisible >= relpages from pg_class where oid = 'pgqueue.jobs'::regclass"))
+
+    wait_until(is_visible)
 
 
 @pytest.fixture

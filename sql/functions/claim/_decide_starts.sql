@@ -29,8 +29,8 @@ begin
         skipped := array(select c.row_ctid from unnest(v_jobs) c where c.is_expired);
         v_unstarted := skipped;
         v_jobs := array(select c from unnest(v_jobs) c where c.is_expired is not true);
-        -- A bounded number is cancelled here; the others are skipped.
-        perform pgqueue._expire_jobs(1000);
+        -- A bounded number is cancelled here; the others are skipped. By the time of the claim: else it could cancel what starts.
+        perform pgqueue._expire_jobs(1000, p_now);
     end if;
     if keyed then
         select k.* into v_keys from pgqueue._find_ahead(v_jobs, p_now) k;

@@ -115,12 +115,11 @@ end
 $$;
 
 -- Cancels up to p_limit jobs that did not start before their expires_at.
-create or replace function pgqueue._expire_jobs(p_limit integer)
+create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz)
 returns bigint
 language plpgsql
 as $$
 declare
-    v_now timestamptz := pgqueue._clock();
     v_ids bigint[];
     v_reservations bigint[];
 begin
@@ -128,7 +127,7 @@ begin
     from (
         select j.id, j.reservation
         from pgqueue.jobs j
-        where j.expires_at is not null and j.state in ('waiting', 'failed', 'blocked') and j.expires_at <= v_now
+        where j.expires_at is not null and j.state in ('waiting', 'failed', 'blocked') and j.expires_at <= p_now
         order by j.expires_at
         limit p_limit
         for update skip locked

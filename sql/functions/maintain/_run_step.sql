@@ -102,7 +102,7 @@ begin
             into run.rescued, run.prolonged, v_count
             from pgqueue._rescue(p_slice, run.gap_at) r;
         when 'expiry' then
-            v_count := pgqueue._expire_jobs(p_slice);
+            v_count := pgqueue._expire_jobs(p_slice, pgqueue._clock());
             run.expired := run.expired + v_count;
         when 'clock' then
             if run.stepped_from is not null then

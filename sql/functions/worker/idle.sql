@@ -199,10 +199,7 @@ begin
     cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
     where first.ready_at > p_now or l.queue <> all (v_at_limit);
     if v_turn_due <= p_now and (
-        exists (
-            select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
-        )
-        or exists (select from pgqueue.pauses p where p.kind = 'limit_key' and p.until > p_now)
+        pgqueue._has_rules_of_tenants(p_now)
         or exists (select from pgqueue.queues q where q.max_share < 1)
     ) then
         -- Not where all that is due is of tenants at their limits, paused, or with their part of the worker's slots. The first
