@@ -205,8 +205,8 @@ def test_a_clock_of_the_server_that_stepped_back(own: psycopg.Connection) -> Non
 
 def test_a_step_of_maintenance_that_fails(own: psycopg.Connection) -> None:
     own.execute(
-        "create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint language plpgsql"
-        " as $$ begin raise exception 'no'; end $$"
+        "create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint"
+        " language plpgsql as $$ begin raise exception 'no'; end $$"
     )
     for _ in range(4):
         maintain(own)

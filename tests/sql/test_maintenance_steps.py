@@ -31,7 +31,8 @@ def slow_down(conn: psycopg.Connection, seconds: str) -> None:
     body = re.sub(r"begin perform pg_sleep\(.*\);", "begin", body)
     conn.execute(
         f"""
-        create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint language plpgsql as
+        create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint
+        language plpgsql as
         $slow${body.replace("begin", f"begin perform pg_sleep({seconds});", 1)}$slow$
         """.encode()
     )

@@ -19,8 +19,8 @@ async def test_a_step_that_keeps_failing_is_logged_once_and_so_is_its_recovery(
     caplog.set_level("INFO", "pgqueue.worker")
     whole = value(conn, "select pg_get_functiondef('pgqueue._expire_jobs'::regproc)")
     conn.execute(
-        "create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint language plpgsql as"
-        " $$ begin raise 'no cake today'; end $$"
+        "create or replace function pgqueue._expire_jobs(p_limit integer, p_now timestamptz) returns bigint"
+        " language plpgsql as $$ begin raise 'no cake today'; end $$"
     )
     async with working(App(), database.dsn):
         await wait_until_async(lambda: "step expiry keeps failing: P0001: no cake today" in caplog.text)
