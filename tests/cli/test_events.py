@@ -6,6 +6,7 @@ import json
 import os
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
@@ -41,6 +42,17 @@ def test_events_are_listed_by_name_and_by_size_and_deleted(conn: psycopg.Connect
     ).fetchall()
     assert audited[0] == ({"names": ["paid:1"]}, 1)
     assert call(conn, "emit_event", "paid:1", Jsonb("again")) is True
+
+
+def test_an_empty_prefix_deletes_no_event(conn: psycopg.Connection, run: Run) -> None:
+    for name in ("paid:17", "shipped"):
+        call(conn, "emit_event", name)
+    for given in ({"prefix": ""}, {"names": ["paid:17"], "prefix": ""}, {"names": ["paid:17"], "prefix": "paid:"}, {}):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="either names or prefix"):
+            call(conn, "delete_events", **given)
+    for words in (["paid:17", "--prefix", ""], ["--prefix", ""], ["paid:17", "--prefix", "paid:"]):
+        assert run("events", "delete", *words, "--yes").code == 2
+    assert names(conn) == ["paid:17", "shipped"]
 
 
 def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.Connection, clock: Clock) -> None:
