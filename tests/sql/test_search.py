@@ -222,12 +222,19 @@ def test_an_empty_list_of_names_fits_no_job(conn: psycopg.Connection) -> None:
         {"tags": [""]},
         {"errors": ["*"]},
         {"tasks": ["*"]},
+        {"lines": ["*"]},
+        {"fingerprints": ["*"]},
+        {"queues": "{*}"},
+        {"errors": '{""}'},
+        {"queues": None},
+        {"ids": None},
+        {"states": ["dead"], "args": None},
         {"args": []},
         {"args": [{"a": 1}, {}]},
     ],
 )
 def test_a_filter_that_would_fit_every_job_is_refused(conn: psycopg.Connection, wrong: Any) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"fit every job|nothing to contain"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"fit every job|nothing to contain|is null"):
         table(conn, "search", Jsonb(wrong))
 
 
