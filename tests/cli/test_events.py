@@ -70,6 +70,16 @@ def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.C
     assert (answer.arrived, answer.payload) == (True, 1)
 
 
+def test_doctor_finds_events_that_fill_the_disk_by_their_number(conn: psycopg.Connection) -> None:
+    conn.execute(
+        "insert into pgqueue.events (name, emitted_at, kept_until)"
+        " select repeat('n', 400) || n, now(), now() + '7 days' from generate_series(1, 50000) n"
+    )
+    [found] = [row for row in table(conn, "doctor") if row.topic == "events"]
+    assert found.subject == "50,000 events"
+    assert "shorter keep_for" in found.remedy
+
+
 def test_doctor_names_the_largest_events_with_their_end(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     for number in range(40):
