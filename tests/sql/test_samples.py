@@ -127,6 +127,22 @@ def test_a_bound_that_queues_share_shows_in_each_of_them(conn: psycopg.Connectio
     assert conn.execute(count, [10]).fetchone() == (False, False)
 
 
+def test_a_number_at_which_counting_stopped_has_a_sign(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    enqueue(conn, queue="mail")
+    assert metric(conn, "pgqueue_queue_counted_to", queue="mail") is None
+    conn.execute(
+        "insert into pgqueue.jobs"
+        " (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task, state)"
+        " select now.at, now.at, now.at, 0, '{}', now.at + interval '1 h', '1 h', 'mail', 't', 'executing'"
+        " from generate_series(1, 100001), (select pgqueue._clock() as at) now"
+    )
+    assert metric(conn, "pgqueue_queue_jobs", queue="mail", state="executing") == 100_000
+    assert metric(conn, "pgqueue_queue_counted_to", queue="mail") == 10_000
+    maintain(conn)
+    assert sample(conn, "mail", "array[executing, counted_to]") == [100_000, 10_000]
+
+
 def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connection, clock: Clock) -> None:
     for queue in ("a", "b", "c"):
         for jobs in (9000, 1050):
