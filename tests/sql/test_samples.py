@@ -447,7 +447,8 @@ def test_of_more_than_sixty_large_queues_enough_are_counted_in_a_sample_that_non
     # So many jobs in all that a queue of a thousand is a large one.
     conn.execute(
         "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead)"
-        " select (select pgqueue._clock()), 10, 'x' || n, 10000, 10000, 0, 0, 0, 0, 0 from generate_series(1, 1000) n"
+        " select (select pgqueue._clock()), 10, case n when 0 then '' else 'x' || n end, 10000, 10000, 0, 0, 0, 0, 0"
+        " from generate_series(0, 1000) n"
     )
     conn.execute("select pgqueue.enqueue('t', queue => 'q' || n) from generate_series(1, 61) n")
     conn.execute(

@@ -176,8 +176,10 @@ as $$
     select distinct on (s.queue) s.*
     from pgqueue.samples s
     where s.span = 10
-        -- One of each part; maintenance runs about once a second.
-        and s.at >= (select max(x.at) from pgqueue.samples x where x.span = 10) - (pgqueue._parts() - 1) * interval '12 s'
+        -- One of each part, however long ago: maintenance may have stood still.
+        and s.at >= (
+            select min(x.at) from (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit pgqueue._parts()) x
+        )
         and s.queue <> ''
     order by s.queue, s.at desc
 $$;
