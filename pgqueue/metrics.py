@@ -40,6 +40,9 @@ OF_DATABASE = {
     "pgqueue_queue_counted_age_seconds": (
         "Age of the numbers of a queue of more than 10,000 jobs, at most 10 minutes; others are of the last sample."
     ),
+    "pgqueue_queue_counted_to": (
+        "Where the count of a queue stopped: numbers that high mean at least that many. Absent: it was counted in full."
+    ),
     "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
     "pgqueue_queue_stuck_seconds": (
         "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"

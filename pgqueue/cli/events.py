@@ -51,8 +51,10 @@ def delete_events(
     dsn: Dsn = None,
 ) -> None:
     """Delete events before they expire; an event that has not reached all waiting jobs remains."""
-    if bool(names) == bool(prefix):
-        raise ConfigError("no event to delete was named", hint="give names of events, or --prefix paid:")
+    if bool(names) == (prefix is not None) or prefix == "":
+        raise ConfigError(
+            "delete which events?", hint="give names of events, or --prefix paid:, not both and not empty"
+        )
     if prefix and not yes:
         typer.confirm(f"Delete the events whose names begin with {printable(prefix)}?", abort=True, err=True)
     deleted = 0

@@ -6,6 +6,7 @@ import json
 import os
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
@@ -43,6 +44,17 @@ def test_events_are_listed_by_name_and_by_size_and_deleted(conn: psycopg.Connect
     assert call(conn, "emit_event", "paid:1", Jsonb("again")) is True
 
 
+def test_an_empty_prefix_deletes_no_event(conn: psycopg.Connection, run: Run) -> None:
+    for name in ("paid:17", "shipped"):
+        call(conn, "emit_event", name)
+    for given in ({"prefix": ""}, {"names": ["paid:17"], "prefix": ""}, {"names": ["paid:17"], "prefix": "paid:"}, {}):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="either names or prefix"):
+            call(conn, "delete_events", **given)
+    for words in (["paid:17", "--prefix", ""], ["--prefix", ""], ["paid:17", "--prefix", "paid:"]):
+        assert run("events", "delete", *words, "--yes").code == 2
+    assert names(conn) == ["paid:17", "shipped"]
+
+
 def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.Connection, clock: Clock) -> None:
     enqueue(conn)
     held = reserve_one(conn)
@@ -56,6 +68,16 @@ def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.C
     assert call(conn, "delete_events", ["paid"]) == 1
     [answer] = table(conn, "await_event", *pair(reserve_one(conn)), "paid", "paid")
     assert (answer.arrived, answer.payload) == (True, 1)
+
+
+def test_doctor_finds_events_that_fill_the_disk_by_their_number(conn: psycopg.Connection) -> None:
+    conn.execute(
+        "insert into pgqueue.events (name, emitted_at, kept_until)"
+        " select repeat('n', 400) || n, now(), now() + '7 days' from generate_series(1, 50000) n"
+    )
+    [found] = [row for row in table(conn, "doctor") if row.topic == "events"]
+    assert found.subject == "50,000 events"
+    assert "shorter keep_for" in found.remedy
 
 
 def test_doctor_names_the_largest_events_with_their_end(conn: psycopg.Connection, clock: Clock) -> None:

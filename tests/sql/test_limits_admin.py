@@ -250,3 +250,14 @@ def test_due_jobs_of_a_queue_at_its_limit_wait_for_it(conn: psycopg.Connection) 
     for recent in (False, True):
         found = call(conn, "stats", recent=recent)["limits"]
         assert {each["target"]: each["parked"] for each in found} == {"mail": 5, "slow": 6}
+
+
+def test_due_jobs_of_a_queue_that_has_too_few_units_for_the_first_wait_for_it(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "queue", "mail", max_cost=10)
+    call(conn, "set_limit", "queue", "slow", rate=10, per="1 h", burst=10)
+    for queue, first, others in (("mail", 10, 1), ("slow", 4, 8)):
+        enqueue(conn, queue=queue, cost=first)
+        enqueue_many(conn, 5, queue=queue, cost=others)
+    assert {each["target"]: each["parked"] for each in limits(conn)} == {"mail": 0, "slow": 0}
+    assert len(reserve(conn, 10)) == 2
+    assert {each["target"]: each["parked"] for each in limits(conn)} == {"mail": 5, "slow": 5}

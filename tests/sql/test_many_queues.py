@@ -292,6 +292,17 @@ def test_a_sample_counts_a_part_of_thousands_of_queues_and_shows_all(conn: psyco
     assert found["total"]["waiting"] == 300
 
 
+def test_no_queue_is_forgotten_after_maintenance_stood_still(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    fill(conn, named("q", 1200))
+    for pause in (*["11 s"] * 6, "10 min"):
+        clock.advance(pause)
+        maintain(conn)
+    found = call(conn, "stats", recent=True)
+    assert found["total"]["waiting"] == 1200
+    assert sum(each["waiting"] for each in found["queues"]) == 1200
+
+
 def test_metrics_name_the_queues_with_the_most_jobs(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     fill(conn, named("q", 600))

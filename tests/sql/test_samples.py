@@ -127,6 +127,22 @@ def test_a_bound_that_queues_share_shows_in_each_of_them(conn: psycopg.Connectio
     assert conn.execute(count, [10]).fetchone() == (False, False)
 
 
+def test_a_number_at_which_counting_stopped_has_a_sign(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    enqueue(conn, queue="mail")
+    assert metric(conn, "pgqueue_queue_counted_to", queue="mail") is None
+    conn.execute(
+        "insert into pgqueue.jobs"
+        " (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task, state)"
+        " select now.at, now.at, now.at, 0, '{}', now.at + interval '1 h', '1 h', 'mail', 't', 'executing'"
+        " from generate_series(1, 100001), (select pgqueue._clock() as at) now"
+    )
+    assert metric(conn, "pgqueue_queue_jobs", queue="mail", state="executing") == 100_000
+    assert metric(conn, "pgqueue_queue_counted_to", queue="mail") == 10_000
+    maintain(conn)
+    assert sample(conn, "mail", "array[executing, counted_to]") == [100_000, 10_000]
+
+
 def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connection, clock: Clock) -> None:
     for queue in ("a", "b", "c"):
         for jobs in (9000, 1050):
@@ -431,7 +447,8 @@ def test_of_more_than_sixty_large_queues_enough_are_counted_in_a_sample_that_non
     # So many jobs in all that a queue of a thousand is a large one.
     conn.execute(
         "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead)"
-        " select (select pgqueue._clock()), 10, 'x' || n, 10000, 10000, 0, 0, 0, 0, 0 from generate_series(1, 1000) n"
+        " select (select pgqueue._clock()), 10, case n when 0 then '' else 'x' || n end, 10000, 10000, 0, 0, 0, 0, 0"
+        " from generate_series(0, 1000) n"
     )
     conn.execute("select pgqueue.enqueue('t', queue => 'q' || n) from generate_series(1, 61) n")
     conn.execute(

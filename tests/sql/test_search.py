@@ -222,12 +222,19 @@ def test_an_empty_list_of_names_fits_no_job(conn: psycopg.Connection) -> None:
         {"tags": [""]},
         {"errors": ["*"]},
         {"tasks": ["*"]},
+        {"lines": ["*"]},
+        {"fingerprints": ["*"]},
+        {"queues": "{*}"},
+        {"errors": '{""}'},
+        {"queues": None},
+        {"ids": None},
+        {"states": ["dead"], "args": None},
         {"args": []},
         {"args": [{"a": 1}, {}]},
     ],
 )
 def test_a_filter_that_would_fit_every_job_is_refused(conn: psycopg.Connection, wrong: Any) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"fit every job|nothing to contain"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"fit every job|nothing to contain|is null"):
         table(conn, "search", Jsonb(wrong))
 
 
@@ -309,6 +316,8 @@ def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection
         ("commit 9fceb02d0ae5 and 0xdeadbeef", "commit <id> and <id>"),
         ("document sku-1207 has version 41", "document <id> has version <n>"),
         ("no answer from hooks.acme-7.example:8443 within 10 s", "no answer from <host> within <n> s"),
+        ("no answer from FILE://HOST/inbox", "no answer from <url>"),
+        ("commit 9FCEB02D0AE5 and 0XDEADBEEF", "commit <id> and <id>"),
         ("feedback is bad", "feedback is bad"),
         ("products.csv has no column price", "products.csv has no column price"),
     ],
@@ -318,6 +327,17 @@ def test_a_fingerprint_masks_what_differs_from_job_to_job(conn: psycopg.Connecti
     finish(conn, "dead", 1, {"class": "E", "message": line})
     [(found,)] = conn.execute("select fingerprint from pgqueue.dead_groups()")
     assert found == masked
+
+
+def test_a_fingerprint_is_the_same_in_a_turkish_database(conn: psycopg.Connection) -> None:
+    """Of the C library: regular expressions ask ICU for letters of no language."""
+    with conn.transaction(force_rollback=True):
+        try:
+            conn.execute("create collation public.turkish (provider = libc, locale = 'tr_TR.UTF-8')")
+        except psycopg.Error as error:
+            pytest.skip(f"the server has no Turkish locale: {error.diag.message_primary}")
+        line = "select pgqueue._fingerprint('no answer from FILE://HOST/I' collate public.turkish)"
+        assert value(conn, line) == "no answer from <url>"
 
 
 def test_many_deaths_of_one_cause_are_one_group_and_a_filter_finds_them(conn: psycopg.Connection, clock: Clock) -> None:

@@ -165,6 +165,10 @@ def test_many_are_changed_by_a_filter_portion_by_portion(conn: psycopg.Connectio
     assert value(conn, "select sum(changed) from pgqueue.audit where action = 'update_many'") == 4
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="filter is empty"):
         call(conn, "update_many", Jsonb({}), priority=1)
+    # As array_agg() over no row gives it.
+    for field in ("ids", "queues", "errors", "args"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="null"):
+            call(conn, "update_many", Jsonb({field: None}), priority=1)
     for no_object in (None, 0, "mail", []):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="filter must be an object"):
             call(conn, "update_many", Jsonb(no_object), priority=1)

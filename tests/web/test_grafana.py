@@ -45,7 +45,8 @@ def busy(filled: psycopg.Connection) -> psycopg.Connection:
         " from (select pgqueue._clock() as at) now"
     )
     filled.execute(
-        "update pgqueue.samples set counted_at = at - interval '3 min', ended = %s where queue = 'mail'",
+        "update pgqueue.samples set counted_at = at - interval '3 min', counted_to = 10, ended = %s"
+        " where queue = 'mail'",
         [Jsonb({"send_email": {"succeeded": 5, "dead": 9, "run": _TIMES, "wait": _TIMES}})],
     )
     return filled

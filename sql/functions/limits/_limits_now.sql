@@ -27,7 +27,7 @@ as $$
                     ) c
                 ) + case
                     -- A limit on a queue blocks no job: a claim takes fewer of those that are due.
-                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.units >= coalesce(l.burst, l.rate))
+                    when l.kind = 'queue' and pgqueue._queue_capacity(l.target, 1, t.now) = 0
                     then (
                         select coalesce(sum(r.due), 0)
                         from (select distinct a.priority from pgqueue.lanes a where a.queue = l.target) a

@@ -2,7 +2,7 @@
 --
 -- By indexes alone, each sub-lane from its head on. Each count ends at p_most, that of ready jobs at 100 in a queue of p_large,
 -- which is known to have many more; those that queues share, of jobs that limits and parents block and of the dead, end
--- at ten times p_most. Reads only.
+-- at ten times p_most; that of executing ones at 100,000, without is_cut: it says which queues are counted in turn. Reads only.
 
 -- p_parts, p_part, p_always: one part of the queues, see _sample.
 create or replace function pgqueue._count_queues(

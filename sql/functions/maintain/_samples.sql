@@ -106,7 +106,8 @@ begin
             coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
             coalesce(c.executing, 0) as executing,
             coalesce(w.dead, b.dead, c.dead, 0) as dead,
-            case when c.is_kept then b.counted_to when c.is_cut and w.queue is null and b.queue is null then v_most end as counted_to,
+            case when c.is_kept then b.counted_to
+                when c.is_cut and w.queue is null and b.queue is null or sum(c.executing) over () >= 100000 then v_most end as counted_to,
             coalesce(c.is_cut, false) as is_large,
             case when c.is_kept or c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
             c.oldest_due_at,
@@ -175,8 +176,10 @@ as $$
     select distinct on (s.queue) s.*
     from pgqueue.samples s
     where s.span = 10
-        -- One of each part; maintenance runs about once a second.
-        and s.at >= (select max(x.at) from pgqueue.samples x where x.span = 10) - (pgqueue._parts() - 1) * interval '12 s'
+        -- One of each part, however long ago: maintenance may have stood still.
+        and s.at >= (
+            select min(x.at) from (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit pgqueue._parts()) x
+        )
         and s.queue <> ''
     order by s.queue, s.at desc
 $$;

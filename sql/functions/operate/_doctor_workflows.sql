@@ -89,21 +89,20 @@ as $$
     (
         select
             'warning', 'events', pgqueue._counted(t.number, 'event'),
-            format('their payloads take %s; the largest are %s', pg_size_pretty(t.bytes), t.largest),
-            'select * from pgqueue.events(by_size => true); then give emit_event a shorter keep_for, or: '
-                || format('select pgqueue.delete_events(array[%L]);', t.first)
+            format('they take %s; the largest are %s', pg_size_pretty(t.bytes), t.largest),
+            format('select * from pgqueue.events(by_size => true); then give emit_event a shorter keep_for, or: select pgqueue.delete_events(array[%L]);', t.first)
         from (
             select
-                sum(e.bytes)::bigint as bytes,
-                max(e.total) as number,
+                sum(e.bytes)::bigint as bytes, max(e.total) as number,
                 string_agg(format('%s (%s, kept until %s)', e.name, pg_size_pretty(e.bytes), e.kept_until), ', ' order by e.n)
                     filter (where e.n <= 5) as largest,
                 min(e.name) filter (where e.n = 1) as first
             from (
                 select
-                    x.name, x.kept_until, pg_column_size(x.payload)::bigint as bytes, count(*) over () as total,
-                    row_number() over (order by pg_column_size(x.payload) desc nulls last, x.name) as n
+                    x.name, x.kept_until, b.bytes, count(*) over () as total, row_number() over (order by b.bytes desc, x.name) as n
                 from pgqueue.events x
+                -- The name is in an index, too.
+                cross join lateral (select coalesce(pg_column_size(x.payload), 0)::bigint + 2 * octet_length(x.name) + 80 as bytes) b
             ) e
             -- A table of this size is read within a second: its rows are mostly small, and point to the payloads.
             where pg_total_relation_size('pgqueue.events') > 33554432

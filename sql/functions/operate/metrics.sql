@@ -44,6 +44,7 @@ begin
             ('queue_lag_seconds', '{}'::jsonb, (q.queue ->> 'lag')::double precision),
             -- Only of queues that are not counted in each sample.
             ('queue_counted_age_seconds', '{}', extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::float8),
+            ('queue_counted_to', '{}', (q.queue ->> 'counted_to')::float8),
             ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
             (
                 'queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')),
@@ -69,10 +70,7 @@ begin
     union all
     select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots::double precision
     from pgqueue._slots_for(null, v_now) s
-    cross join lateral (
-        values
-            ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
-    ) x (state, slots)
+    cross join lateral (values ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))) x (state, slots)
     where s.slots is not null
     union all
     select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision

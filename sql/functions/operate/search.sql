@@ -15,7 +15,7 @@ $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
-    'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): tenants (limit_key), enqueued_by: lists of texts, * at the end for any, \* for itself, none empty; '
+    'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): tenants (limit_key), enqueued_by: lists of texts, * at the end for any, \* for itself, none empty; no field null; '
     'states; ids; retries (n of retry_fates()); groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs. [reader]';
@@ -34,21 +34,25 @@ begin
         'filter must be an object', format('It is %s.', coalesce(jsonb_typeof(p_filter), 'null')), 'Give filter as {"queues": ["mail"]}.'
     )
     where jsonb_typeof(p_filter) is distinct from 'object';
+    -- Null, as of array_agg() over no row, would fit every job.
     perform pgqueue._refuse(
-        'filter has an unknown field', format('It is %s.', quote_literal(left(k.name, 100))),
-        'Fields: ' || (select string_agg(f.name, ', ' order by f.name) from jsonb_object_keys(to_jsonb(v_filter)) f (name))
+        case k.value when 'null' then 'filter has a field that is null' else 'filter has an unknown field' end,
+        format('It is %s.', quote_literal(left(k.name, 100))),
+        'Give a field a value, or leave it out. Fields: ' || (select string_agg(f.name, ', ' order by f.name) from jsonb_object_keys(to_jsonb(v_filter)) f (name))
     )
-    from jsonb_object_keys(p_filter) k (name)
-    where not to_jsonb(v_filter) ? k.name;
+    from jsonb_each(p_filter) k (name, value)
+    where k.value = 'null' or not to_jsonb(v_filter) ? k.name;
     v_filter := jsonb_populate_record(null::pgqueue.job_filter, p_filter);
+    -- A list may have been given as the text of an array.
+    p_filter := to_jsonb(v_filter);
     perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
     foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors,fingerprints,tenants,enqueued_by}'::text[] loop
-        continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
+        continue when p_filter -> v_field = 'null';
         perform pgqueue._refuse(
             format('%s has a text that would fit every job', v_field), 'It is empty, or a star alone.',
             format('Give texts that are not empty, or leave %s out.', v_field)
         )
-        where p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors'));
+        where p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors', 'fingerprints'));
         v_patterns := v_patterns || jsonb_build_object(v_field, (
             select coalesce(jsonb_agg(case v_field
                 when 'errors' then '%' || l.pattern || '%'
@@ -82,15 +86,9 @@ begin
     v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
     perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.')
     where v_filter.args = '{}' or '{}' = any (v_filter.args);
-    perform pgqueue._refuse(
-        'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
-        format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
-        'Give both within their ranges, and continue where the last call stopped.'
-    )
-    where (p_max_jobs between 1 and 10000 and p_max_rows between 1 and 1000000) is not true;
-    perform pgqueue._refuse(
-        'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
-    )
+    perform pgqueue._check_range('max_jobs', p_max_jobs, 1, 10000, 'Continue where the last call stopped.');
+    perform pgqueue._check_range('max_rows', p_max_rows, 1, 1000000, 'Continue where the last call stopped.');
+    perform pgqueue._refuse('groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.')
     where cardinality(v_filter.groups) > 20;
     return v_filter;
 exception
@@ -172,9 +170,10 @@ as $$
         p_line,
         -- Not the apostrophe of a word.
         $x$"[^"]*"|`[^`]*`|(?<![[:alnum:]])'[^']*'(?![[:alnum:]])$x$, '<text>', 'g'),
-        '[a-z][a-z0-9+.-]*://[^[:space:]<>]+', '<url>', 'gi'),
+        -- Both cases by classes: the flag i asks the collation of the database, and in a Turkish one i is not I.
+        '[A-Za-z][A-Za-z0-9+.-]*://[^[:space:]<>]+', '<url>', 'g'),
         -- Three parts at least: two of them may be a file or a module.
         '\m([a-z0-9]+(-+[a-z0-9]+)*\.){2,}[a-z]{2,}(:[0-9]+)?\M', '<host>', 'g'),
-        '\m(0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|(?=[0-9a-f]*[0-9])[0-9a-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M', '<id>', 'gi'),
+        '\m(0[Xx][0-9A-Fa-f]+|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?=[0-9A-Fa-f]*[0-9])[0-9A-Fa-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M', '<id>', 'g'),
         '[0-9]+([.,:][0-9]+)*', '<n>', 'g')
 $$;

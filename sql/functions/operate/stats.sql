@@ -22,7 +22,8 @@ begin
         union all
         select
             c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
-            c.blocked_by_parents, case when stats.recent is null and c.is_cut then 10000 end, null, v_now - c.oldest_due_at,
+            c.blocked_by_parents,
+            case when stats.recent is null and (c.is_cut or sum(c.executing) over () >= 100000) then 10000 end, null, v_now - c.oldest_due_at,
             v_now - c.oldest_stuck_at
         from pgqueue._count_queues(v_now, case when stats.recent is null then 10000 else 2147483647 end) c
         where not v_is_sample

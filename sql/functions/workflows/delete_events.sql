@@ -15,9 +15,9 @@ declare
 begin
     perform pgqueue._refuse(
         'delete_events takes either names or prefix, and max_events between 1 and 10000', null,
-        'Give names as text[], or prefix, with which all names begin; call again while it returns max_events.'
+        'Give names as text[], or prefix, not empty, with which all names begin; call again while it returns max_events.'
     )
-    where num_nonnulls(delete_events.names, nullif(delete_events.prefix, '')) <> 1
+    where num_nonnulls(delete_events.names, delete_events.prefix) <> 1 or delete_events.prefix = ''
         or (delete_events.max_events between 1 and 10000) is not true;
     delete from pgqueue.events e
     where e.ctid = any (
