@@ -402,8 +402,10 @@ class _Pydantic:
 
     def __init__(self, pydantic: Any, kind: Any) -> None:
         self._invalid: type[Exception] = pydantic.ValidationError
-        self._pydantic = pydantic
-        self._kind = kind
+        # Not orjson: a job from SQL may hold an integer beyond 64 bits.
+        from pydantic_core import to_json  # noqa: PLC0415
+
+        self._to_json = to_json
         # In a tuple, for which a config may be given: a TypedDict does not apply its own to what it writes.
         self._adapter: Any = pydantic.TypeAdapter(tuple[kind], config=pydantic.ConfigDict(**_BYTES))
 
@@ -431,7 +433,7 @@ class _Pydantic:
 
     def read(self, value: Any) -> Any:
         try:
-            return self._adapter.validate_json(orjson.dumps([value]), by_alias=True, by_name=True)[0]
+            return self._adapter.validate_json(self._to_json([value]), by_alias=True, by_name=True)[0]
         except self._invalid as error:
             # `from None`: pydantic's error quotes the values.
             raise _misfit(error) from None

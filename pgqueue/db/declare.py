@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+import orjson
+
 from pgqueue.db.call import Call, read_first
 from pgqueue.db.json import as_interval, interval_text, to_json
 from pgqueue.options import no_option
@@ -79,7 +81,11 @@ def check_schedule_options(options: Mapping[str, object]) -> None:
 
 
 def schedule(
-    name: str, expression: str | None, task: str, args: Mapping[str, Any], options: Mapping[str, object]
+    name: str,
+    expression: str | None,
+    task: str,
+    args: Mapping[str, Any] | orjson.Fragment,
+    options: Mapping[str, object],
 ) -> Call[datetime | None]:
     """Declare a schedule; reads when it is due next. Only a change is written."""
     check_schedule_options(options)
