@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import orjson
 
 from pgqueue.annotations import hints_of, is_converted
-from pgqueue.db.json import first_foreign, way_out
+from pgqueue.db.json import check_finite, first_foreign, way_out
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.middleware import definition
 from pgqueue.standard_types import Misfit, Record, form_of
@@ -231,6 +231,7 @@ def _written(adapter: Adapter, value: Any, misfits: str, task: str) -> Any:
     except Misfit:
         is_same = False
     if not is_same:
+        check_finite(checked, f"a value of task {task}")
         lost = _names_lost(adapter, dumped, checked)
         raise InvalidArgument(
             f"{misfits}: {lost} would come back from JSON as another value",

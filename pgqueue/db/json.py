@@ -139,12 +139,18 @@ def _dumped(value: object, what: str) -> bytes:
             " dataclass",
         ) from error
     # Written as null: a text without any needs no second look.
-    if b"null" in text and (lost := _not_finite(value)) is not None:
+    if b"null" in text:
+        check_finite(value, what)
+    return text
+
+
+def check_finite(value: object, what: str) -> None:
+    """Raise InvalidArgument, naming `what`, for a number in `value` that is not finite."""
+    if (lost := _not_finite(value)) is not None:
         raise InvalidArgument(
             f"{what} cannot be written as JSON: it holds the number {lost}",
             hint="JSON has finite numbers only: give None, or a text such as 'NaN'",
         )
-    return text
 
 
 def _not_finite(value: object) -> float | None:
@@ -159,10 +165,12 @@ def _not_finite(value: object) -> float | None:
                 return each
         elif isinstance(each, dict):
             left.extend(each.values())
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, list | tuple | set | frozenset):
             left.extend(each)
         elif is_dataclass(each):
             left.extend(getattr(each, field.name, None) for field in fields(each))
+        elif hasattr(each, "model_dump"):
+            left.extend(vars(each).values())
     return None
 
 

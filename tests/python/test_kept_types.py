@@ -17,7 +17,7 @@ import pytest
 
 import pgqueue
 from pgqueue import App
-from pgqueue.db.json import from_json
+from pgqueue.db.json import from_json, to_json
 from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.testing import assert_enqueued, drain, perform
 from tests.calls import enqueue, job
@@ -296,6 +296,20 @@ def test_an_integer_beyond_64_bits_from_sql_arrives_exactly(library: str) -> Non
     for task, given in tasks:
         read = task.typed.load({"value": given})["value"]
         assert getattr(read, "wei", read) == 100000000000000000001
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused_with_its_own_hint(number: float, library: str) -> None:
+    tasks = [task_of(Point).bind, task_of(set[float]).bind, task_of(dict[int, float]).bind]
+    values: list[Any] = [Point(number, AT), {number}, {1: number}]
+    if library == "pydantic":
+        model = pydantic.create_model("Model", x=float)
+        tasks += [task_of(model).bind, task_of(float, validate=True).bind]
+        values += [model(x=number), number]
+    for bind, value in zip(tasks, values, strict=True):
+        with pytest.raises(InvalidArgument, match=f"it holds the number {number}") as raised:
+            to_json(bind(value), "args")
+        assert "finite numbers only" in str(raised.value)
 
 
 def test_a_task_of_json_types_converts_nothing_and_imports_nothing() -> None:
