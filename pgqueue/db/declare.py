@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from pgqueue.db.call import Call, read_first
-from pgqueue.db.json import as_interval, interval_text, to_json
+from pgqueue.db.json import as_interval, interval_text, micros, read_instant, to_json
 from pgqueue.options import no_option
 
 
@@ -99,7 +99,7 @@ def schedule(
         given["tags"] = list(given["tags"])
     named = "".join(f", {option} => %s::{SCHEDULE_TYPES[option]}" for option in given)
     return Call(
-        f"select pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})".encode(),
+        f"select {micros(f'pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})')}".encode(),
         (name, expression, task, to_json(args, "args"), *given.values()),
-        read_first,
+        lambda rows: read_instant(rows[0][0]),
     )

@@ -32,6 +32,27 @@ def read_time(raw: int) -> datetime:
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+def micros(value: str) -> str:
+    """Write SQL for a timestamptz or an interval in microseconds, for `read_instant` and `read_length`.
+
+    Most drivers read both as text, in the styles of the session, and not in all of them.
+    """
+    return f"(extract(epoch from {value}) * 1000000)::bigint"
+
+
+def read_instant(raw: Any) -> datetime | None:
+    """Read a timestamptz that was selected as `micros`."""
+    return None if raw is None else _UNIX_EPOCH + timedelta(microseconds=int(raw))
+
+
+def read_length(raw: Any) -> timedelta | None:
+    """Read an interval that was selected as `micros`."""
+    return None if raw is None else timedelta(microseconds=int(raw))
+
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def to_json(value: object, what: str) -> str:
     """Write `value` as JSON text. Raises InvalidArgument, naming `what`, for what JSON cannot hold."""
     return _dumped(value, what).decode()

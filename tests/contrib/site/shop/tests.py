@@ -89,6 +89,18 @@ class EnqueueTest(TestCase):
                 self.assertEqual(result.attempts, 1)
         self.assertEqual(tasks.seen, [((1,), {"two": 3})] * 2)
 
+    def test_the_times_of_a_result_are_read_in_any_style_of_the_session(self):
+        with connection.cursor() as cursor:
+            cursor.execute("set local datestyle = 'German, DMY'")
+        result = tasks.noop.enqueue()
+        self.assertEqual(drain().succeeded, 1)
+        result.refresh()
+        self.assertGreaterEqual(result.finished_at, result.started_at)
+        self.assertGreaterEqual(result.started_at, result.enqueued_at)
+        with override_settings(USE_TZ=False):
+            naive = default_task_backend.get_result(result.id)
+        self.assertEqual(naive.finished_at, timezone.make_naive(result.finished_at, timezone.get_default_timezone()))
+
     async def test_a_task_is_enqueued_on_the_event_loop(self):
         result = await tasks.noop.aenqueue(1)
         self.assertEqual((await default_task_backend.aget_result(result.id)).status, TaskResultStatus.READY)
