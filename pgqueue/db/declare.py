@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, read_first
 from pgqueue.db.json import as_interval, interval_text, micros, read_instant, to_json
 from pgqueue.options import no_option
@@ -96,7 +97,7 @@ def schedule(
     if "headers" in given:
         given["headers"] = to_json(given["headers"], "headers")
     if "tags" in given and isinstance(given["tags"], Iterable):
-        given["tags"] = list(given["tags"])
+        given["tags"] = elements("tags", given["tags"])
     named = "".join(f", {option} => %s::{SCHEDULE_TYPES[option]}" for option in given)
     return Call(
         f"select {micros(f'pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})')}".encode(),

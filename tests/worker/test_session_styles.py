@@ -9,9 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
+import pgqueue
 from pgqueue import App, Job
-from pgqueue.db import consume, observe, presence, samples
+from pgqueue.db import consume, declare, observe, presence, samples
 from pgqueue.db.call import perform
+from pgqueue.errors import InvalidArgument
 from pgqueue.testing import Clock, drain, enqueued
 from pgqueue.wait import wait
 from tests.calls import call, enqueue, job, maintain, reserve_one, value
@@ -151,6 +153,20 @@ async def test_a_wait_reads_times_through_an_async_driver(
     async with WAYS[name](database) as hand:
         outcome = await wait(hand.given, ended)
         assert outcome.finished_at == job(styled, ended).finished_at
+
+
+def test_none_among_tags_is_refused_and_never_stored_as_a_text(database: Database, styled: psycopg.Connection) -> None:
+    with psycopg.connect(database.dsn, autocommit=True) as conn:
+        for send in (
+            lambda tags: pgqueue.enqueue(conn, "t", tags=tags),
+            lambda tags: pgqueue.enqueue_copy(conn, [{"task": "t", "tags": tags}]),
+            lambda tags: perform(conn, declare.schedule("s", None, "t", {}, {"every": "1 h", "tags": tags})),
+        ):
+            with pytest.raises(InvalidArgument, match=r"tags.* holds None; leave it out"):
+                send(["a", None])
+            send(["a", "NULL"])
+    assert value(styled, "select array_agg(distinct tags) from pgqueue.jobs") == [["a", "NULL"]]
+    assert value(styled, "select tags from pgqueue.schedules") == ["a", "NULL"]
 
 
 def test_a_context_of_an_error_is_read_where_a_backslash_may_escape(styled: psycopg.Connection) -> None:
