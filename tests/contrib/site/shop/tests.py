@@ -688,6 +688,16 @@ class ProcessTest(TransactionTestCase):
         self.assertEqual(len(lines), 2, done.stderr)
         self.assertIn("INFO django", lines[0])
 
+    def test_it_runs_without_stderr_and_so_do_the_programs_of_its_handlers(self):
+        result = tasks.writes_to_stderr.enqueue()
+        command = ["sh", "-c", '"$0" manage.py pgqueue_worker --until-empty "$@" 2>&-', sys.executable]
+        environment = {**os.environ, "SITE_DSN": dsn_of("default")}
+        self.assertEqual(subprocess.run(command, env=environment, timeout=60, check=False).returncode, 0)
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL, result.errors)
+        wrong = subprocess.run([*command, "-q", "mail,x"], env=environment, timeout=60, check=False)
+        self.assertEqual(wrong.returncode, 2)
+
     def test_its_help_names_the_command_as_it_is_typed(self):
         done = self.run_command("--help")
         self.assertEqual(done.stdout.splitlines()[0], "Usage: manage.py pgqueue_worker [OPTIONS]")
