@@ -69,11 +69,29 @@ def job_fields() -> dict[str, object]:
     return {} if job is None else job.log_fields()
 
 
+def take_over() -> None:
+    """From now on keep the log of this process on: it is that of a worker, which must name its dead jobs."""
+    global _is_workers
+    _is_workers = True
+    switch_on()
+
+
 def switch_on() -> None:
-    """Switch the loggers of pgqueue on again. `logging.config` disables all loggers that exist when it is called."""
+    """Switch the loggers of pgqueue on again. `logging.config` disables all loggers that exist when it is called.
+
+    After `take_over`, `logging.disable()` is undone as well.
+    """
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == "pgqueue":
             logger.disabled = False
+    level = logging.root.manager.disable
+    if level and _is_workers:
+        logging.disable(logging.NOTSET)
+        log = logging.getLogger("pgqueue.worker")
+        log.warning("the application has called logging.disable(%s): the log is on again", logging.getLevelName(level))
+
+
+_is_workers = False
 
 
 class JsonLines(logging.Formatter):

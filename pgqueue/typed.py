@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import orjson
 
 from pgqueue.annotations import hints_of, is_converted
-from pgqueue.db.json import first_foreign, way_out
+from pgqueue.db.json import check_finite, first_foreign, way_out
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.middleware import definition
 from pgqueue.standard_types import Misfit, Record, form_of
@@ -231,6 +231,7 @@ def _written(adapter: Adapter, value: Any, misfits: str, task: str) -> Any:
     except Misfit:
         is_same = False
     if not is_same:
+        check_finite(checked, f"a value of task {task}")
         lost = _names_lost(adapter, dumped, checked)
         raise InvalidArgument(
             f"{misfits}: {lost} would come back from JSON as another value",
@@ -402,8 +403,10 @@ class _Pydantic:
 
     def __init__(self, pydantic: Any, kind: Any) -> None:
         self._invalid: type[Exception] = pydantic.ValidationError
-        self._pydantic = pydantic
-        self._kind = kind
+        # Not orjson: a job from SQL may hold an integer beyond 64 bits.
+        from pydantic_core import to_json  # noqa: PLC0415
+
+        self._to_json = to_json
         # In a tuple, for which a config may be given: a TypedDict does not apply its own to what it writes.
         self._adapter: Any = pydantic.TypeAdapter(tuple[kind], config=pydantic.ConfigDict(**_BYTES))
 
@@ -431,7 +434,7 @@ class _Pydantic:
 
     def read(self, value: Any) -> Any:
         try:
-            return self._adapter.validate_json(orjson.dumps([value]), by_alias=True, by_name=True)[0]
+            return self._adapter.validate_json(self._to_json([value]), by_alias=True, by_name=True)[0]
         except self._invalid as error:
             # `from None`: pydantic's error quotes the values.
             raise _misfit(error) from None

@@ -85,7 +85,7 @@ def run(
             # Read before the action: a deleted job is gone after it.
             known = perform(connection, operate.jobs_of(job_ids or []))
             run_chunks = _run_chunks(connection, action, given, chunk)
-        changed, skipped = _counted(action, outcome, run_chunks)
+        changed, skipped = counted(action, outcome, run_chunks)
     if as_json:
         output.print_json({"action": action, "changed": changed, "passed_over": skipped})
     else:
@@ -121,7 +121,7 @@ def update(
         if where and not yes:
             states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
             _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
-        changed, skipped = _counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
+        changed, skipped = counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
     if as_json:
         output.print_json({"action": "update", "changed": changed, "passed_over": skipped})
     else:
@@ -140,8 +140,8 @@ def _update_chunks(
             return
 
 
-def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, int]:
-    """Act chunk by chunk and count; if this is interrupted or fails, print how many jobs were changed."""
+def counted(action: str, outcome: str, chunks: Iterator[_Chunk], what: str = "job") -> tuple[int, int]:
+    """Act chunk by chunk and count; if this is interrupted or fails, print how many were changed."""
     changed = skipped = 0
     try:
         with progress(action) as line:
@@ -152,7 +152,7 @@ def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, 
     except BaseException as error:
         if changed or isinstance(error, KeyboardInterrupt):
             output.message(
-                f"{how_many(changed, 'job')} {outcome} before this ended, and perhaps those of the chunk under way"
+                f"{how_many(changed, what)} {outcome} before this ended, and perhaps those of the chunk under way"
             )
         raise
     return changed, skipped

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import orjson
 import typer
 
 from pgqueue.cli import names, output
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import connected
-from pgqueue.cli.options import AsJson, Dsn, commands, parse_object
+from pgqueue.cli.options import AsJson, Dsn, commands, object_as_written
 from pgqueue.db import produce
 from pgqueue.db.call import perform
 
@@ -84,7 +83,7 @@ def enqueue(
         "timeout": timeout,
         "max_attempts": max_attempts,
         "tags": tag or None,
-        "headers": None if headers is None else _parse_object(headers, "--headers"),
+        "headers": None if headers is None else object_as_written(headers, "--headers"),
         "retention": retention,
         "key": key,
         "score": score,
@@ -95,7 +94,7 @@ def enqueue(
         "on_conflict": on_conflict,
         "debounce_max": debounce_max,
     }
-    call = produce.enqueue_outcome(task, _parse_object(args, "ARGS"), options)
+    call = produce.enqueue_outcome(task, object_as_written(args, "ARGS"), options)
     with connected(dsn) as connection:
         # Checked before the enqueue: it may be the first job of its queue.
         doubts = [names.doubt(connection, "task", task), names.doubt(connection, "queue", queue)]
@@ -106,9 +105,3 @@ def enqueue(
         output.print_json({"id": done.job_id, **({} if dedupe is None else {"outcome": done.outcome})})
     else:
         output.line(done.job_id)
-
-
-def _parse_object(text: str, what: str) -> orjson.Fragment:
-    """Check that the text is a JSON object. It is sent as written, because parsing would round long numbers."""
-    parse_object(text, what)
-    return orjson.Fragment(text)

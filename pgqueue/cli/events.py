@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Annotated, Any
 
+import psycopg
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import bulk, output
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, Dsn, Yes, commands
 from pgqueue.cli.output import when
@@ -19,6 +22,10 @@ from pgqueue.logs import how_many, printable
 app = commands("List events, the largest first or by name, and delete them.")
 
 Prefix = Annotated[str | None, typer.Option("--prefix", "-p", help="Only events whose names begin with this.")]
+
+
+# How many events one call deletes at the most.
+_MOST = 1000
 
 
 @app.command(name="list")
@@ -51,22 +58,30 @@ def delete_events(
     dsn: Dsn = None,
 ) -> None:
     """Delete events before they expire; an event that has not reached all waiting jobs remains."""
-    if bool(names) == (prefix is not None) or prefix == "":
-        raise ConfigError(
-            "delete which events?", hint="give names of events, or --prefix paid:, not both and not empty"
-        )
+    if names and prefix is not None:
+        raise ConfigError("names and --prefix were both given", hint="give one of them")
+    if prefix == "":
+        raise ConfigError("--prefix is empty, and would match every event", hint="give a text, such as paid:")
+    if not names and prefix is None:
+        raise ConfigError("no event to delete was named", hint="give names of events, or --prefix paid:")
     if prefix and not yes:
         typer.confirm(f"Delete the events whose names begin with {printable(prefix)}?", abort=True, err=True)
-    deleted = 0
     with connected(dsn) as connection:
-        while True:
-            more = perform(connection, steps.delete_events(names or None, prefix))
-            deleted += more
-            if names or more < 1000:
-                break
+        deleted, _ = bulk.counted("delete", "deleted", _chunks(connection, names, prefix), "event")
     if as_json:
         output.print_json({"deleted": deleted})
     else:
         output.line(f"{how_many(deleted, 'event')} deleted")
     if names and not deleted:
         raise typer.Exit(1)
+
+
+def _chunks(
+    connection: psycopg.Connection[Any], names: list[str] | None, prefix: str | None
+) -> Iterator[tuple[int, int, None]]:
+    """Delete as many events in each transaction as one call does; yield how many, as `bulk.counted` counts."""
+    for few in (names[start : start + _MOST] for start in range(0, len(names), _MOST)) if names else repeat(None):
+        deleted = perform(connection, steps.delete_events(few, prefix))
+        yield deleted, 0, None
+        if few is None and deleted < _MOST:
+            return

@@ -168,7 +168,7 @@ def _version() -> str:
 
 def main() -> NoReturn:
     """Run the command line and exit. Reports an error in one line."""
-    _open_closed_streams()
+    output.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A name with a character that the terminal's encoding lacks is shown as an escape.
@@ -199,18 +199,6 @@ def main() -> NoReturn:
         code = 2
     _leave_nothing_to_write()
     sys.exit(code)
-
-
-def _open_closed_streams() -> None:
-    """Open stdin, stdout and stderr where they are closed, as some supervisors start daemons: no socket must get
-    their numbers."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            opened = open(os.devnull, mode)  # noqa: SIM115
-            setattr(sys, name, opened)
-            if opened.fileno() == number:
-                # Also for the programs that a handler starts, which would have none either.
-                os.set_inheritable(number, True)
 
 
 def _leave_nothing_to_write() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import traceback
@@ -17,8 +16,6 @@ from pgqueue.cli.options import working_directory
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker.run import django
-
-log = logging.getLogger("pgqueue.worker")
 
 
 def load(modules: list[str], command: str = "worker") -> App:
@@ -45,17 +42,8 @@ def load(modules: list[str], command: str = "worker") -> App:
             raise ConfigError(f"there is no pgqueue.App in {each!r}", hint="make one: app = pgqueue.App()")
         for app in apps:
             together.include(app)
-    _take_log_back()
+    logs.take_over()
     return together
-
-
-def _take_log_back() -> None:
-    """Undo what an import may have done to logging, because the log of a worker must name its dead jobs."""
-    logs.switch_on()
-    level = logging.root.manager.disable
-    if level:
-        logging.disable(logging.NOTSET)
-        log.warning("a module has called logging.disable(%s): the log is on again", logging.getLevelName(level))
 
 
 def _set_django_up() -> None:

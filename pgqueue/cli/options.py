@@ -9,6 +9,7 @@ import orjson
 import typer
 
 from pgqueue.cli.completion import queues, states, tasks
+from pgqueue.db.json import Unreadable, from_json
 from pgqueue.errors import ConfigError
 
 
@@ -90,12 +91,15 @@ def working_directory() -> Path | None:
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
     """Read a JSON object that was given as `what`."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{what} is not JSON: {error}", hint="""quote it for the shell: '{"to": "a@b.c"}'"""
-        ) from error
+    value = from_json(text)
+    if isinstance(value, Unreadable):
+        raise ConfigError(f"{what} is not JSON: {value.reason}", hint="""quote it for the shell: '{"to": "a@b.c"}'""")
     if not isinstance(value, dict):
         raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
     return value
+
+
+def object_as_written(text: str, what: str) -> orjson.Fragment:
+    """Check that the text is a JSON object. It is sent as written, because parsing would round long numbers."""
+    parse_object(text, what)
+    return orjson.Fragment(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -42,6 +43,18 @@ def print_json(value: object) -> None:
     """Print a value, or documents as PostgreSQL wrote them, as indented JSON."""
     # Not orjson: PostgreSQL holds numbers beyond 64 bits.
     sys.stdout.write(_printable_json(_indented(value)) + "\n")
+
+
+def open_closed_streams() -> None:
+    """Open stdin, stdout and stderr where they are closed, as some supervisors start daemons: no socket must get
+    their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = open(os.devnull, mode)  # noqa: SIM115
+            setattr(sys, name, opened)
+            if opened.fileno() == number:
+                # Also for the programs that a handler starts, which would have none either.
+                os.set_inheritable(number, True)
 
 
 def not_found(text: str) -> NoReturn:

@@ -10,7 +10,7 @@ from pgqueue.cli import names, output, page
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
-from pgqueue.cli.options import AsJson, Dsn, Reset, commands, parse_object
+from pgqueue.cli.options import AsJson, Dsn, Reset, commands, object_as_written
 from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import declare, operate
@@ -91,7 +91,7 @@ def add_schedule(
         "every": every, "timezone": timezone, "catch_up": catch_up, "overlap": overlap, "queue": queue,
         "priority": priority,
     }  # fmt: skip
-    call = declare.schedule(name, cron, task, parse_object(args, "ARGS"), options)
+    call = declare.schedule(name, cron, task, object_as_written(args, "ARGS"), options)
     with connected(dsn) as connection:
         names.require(connection, "task", task, create)
         if perform(connection, operate.find_schedule(name, 0)) is not None:

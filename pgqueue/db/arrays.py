@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 from psycopg import pq
 from psycopg.adapt import Buffer, Dumper
+
+from pgqueue.errors import InvalidArgument
 
 # The oids of the type text and of its arrays.
 _TEXT, _TEXTS = 25, 1009
 
 _NULL = b"\xff\xff\xff\xff"
+
+
+def elements(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return values for an array. Raises InvalidArgument, naming `name`, for a None among them.
+
+    A session with array_nulls = off reads NULL among texts as a text.
+    """
+    found = list(values)
+    if any(each is None for each in found):
+        raise InvalidArgument(f"{name} holds None", hint="leave it out")
+    return found
 
 
 class Texts(list[bytes | None]):

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from pgqueue.db import drivers
+from pgqueue.db.arrays import elements
 from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
 from pgqueue.db.json import args_to_json, as_interval, interval_text, to_json
 from pgqueue.db.produce import OPTION_TYPES
@@ -192,5 +193,5 @@ def _option_of_row(name: str, value: object, what: str) -> object:
     if name in ("headers", "declared"):
         return to_json(value, f"{name} of {what}")
     if name in ("tags", "depends_on") and isinstance(value, Iterable):
-        return list(value)
+        return elements(f"{name} of {what}", value)
     return value

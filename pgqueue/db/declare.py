@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+import orjson
+
+from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, read_first
-from pgqueue.db.json import as_interval, interval_text, to_json
+from pgqueue.db.json import as_interval, interval_text, micros, read_instant, to_json
 from pgqueue.options import no_option
 
 
@@ -79,7 +82,11 @@ def check_schedule_options(options: Mapping[str, object]) -> None:
 
 
 def schedule(
-    name: str, expression: str | None, task: str, args: Mapping[str, Any], options: Mapping[str, object]
+    name: str,
+    expression: str | None,
+    task: str,
+    args: Mapping[str, Any] | orjson.Fragment,
+    options: Mapping[str, object],
 ) -> Call[datetime | None]:
     """Declare a schedule; reads when it is due next. Only a change is written."""
     check_schedule_options(options)
@@ -90,10 +97,10 @@ def schedule(
     if "headers" in given:
         given["headers"] = to_json(given["headers"], "headers")
     if "tags" in given and isinstance(given["tags"], Iterable):
-        given["tags"] = list(given["tags"])
+        given["tags"] = elements("tags", given["tags"])
     named = "".join(f", {option} => %s::{SCHEDULE_TYPES[option]}" for option in given)
     return Call(
-        f"select pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})".encode(),
+        f"select {micros(f'pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})')}".encode(),
         (name, expression, task, to_json(args, "args"), *given.values()),
-        read_first,
+        lambda rows: read_instant(rows[0][0]),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
@@ -22,6 +22,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from pgqueue.db.call import Call, Diagnosis, meaning, perform, perform_async, unwritable
+from pgqueue.db.json import interval_text
 from pgqueue.errors import InvalidArgument, PgQueueError
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _found(kinds: Mapping[tuple[str, str], T], kind: type, known: dict[type, T |
 def _by_cursor(connection: Any, call: Call[T], **given: Any) -> T:
     try:
         with connection.cursor(**given) as cursor:
-            cursor.execute(call.text.decode(), call.params)
+            cursor.execute(call.text.decode(), _sent(call))
             return call.read(cursor.fetchall())
     except Exception as error:
         ours = _translated(error)
@@ -295,9 +296,10 @@ async def _by_async_session(session: Any, call: Call[T]) -> T:
 
 
 async def _by_asyncpg(connection: Any, call: Call[T]) -> T:
-    text = _numbered(call)
+    params = _sent(call)
+    text = _numbered(call, params)
     try:
-        return call.read([tuple(row) for row in await connection.fetch(text, *call.params)])
+        return call.read([tuple(row) for row in await connection.fetch(text, *params)])
     except Exception as error:
         ours = _translated(error)
         if ours is None:
@@ -365,21 +367,35 @@ def _of_dialect(dialect: Any, call: Call[Any]) -> tuple[str, tuple[object, ...]]
     if dialect.name != "postgresql":
         raise _not_postgres(dialect.name)
     # That of asyncpg; psycopg and psycopg2 have "pyformat".
-    return (_numbered(call) if dialect.paramstyle == "numeric_dollar" else call.text.decode()), call.params
+    params = _sent(call)
+    return (_numbered(call, params) if dialect.paramstyle == "numeric_dollar" else call.text.decode()), params
 
 
 def _not_postgres(found: str) -> InvalidArgument:
     return InvalidArgument(f"this is a connection to {found}", hint="enqueue through one to the queue's PostgreSQL")
 
 
-def _numbered(call: Call[Any]) -> str:
+def _sent(call: Call[Any]) -> tuple[Any, ...]:
+    return tuple(_as_text(value) for value in call.params)
+
+
+def _as_text(value: Any) -> Any:
+    """Write a number or a time as text: an application may have its own codec or adapter for its type."""
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    if isinstance(value, timedelta):
+        return interval_text(value)
+    return str(value) if isinstance(value, Decimal | date | UUID) else value
+
+
+def _numbered(call: Call[Any], params: tuple[Any, ...]) -> str:
     """Write `$n` for `%s`, each first cast to the type as which its Python value is sent.
 
     asyncpg asks the server for the type of each parameter and takes only that type, or applies the user's codec for it:
     a text for an interval would be refused, a text for jsonb would be encoded again.
     """
     first, *rest = call.text.decode().split("%s")
-    types = (_sent_as(value) for value in call.params)
+    types = (_sent_as(value) for value in params)
     numbered = zip(types, rest, strict=True)
     return first + "".join(f"${number}::{kind}{part}" for number, (kind, part) in enumerate(numbered, 1))
 
@@ -396,18 +412,13 @@ def _sent_as(value: object) -> str:
     )
 
 
-# In this order: a bool is an int, and a datetime a date.
+# In this order: a bool is an int.
 _SENT_AS: Sequence[tuple[type, str]] = (
     (type(None), "text"),
     (str, "text"),
     (bool, "boolean"),
     (int, "bigint"),
     (float, "float8"),
-    (Decimal, "numeric"),
-    (timedelta, "interval"),
-    (datetime, "timestamptz"),
-    (date, "date"),
-    (UUID, "uuid"),
 )
 
 

@@ -32,6 +32,27 @@ def read_time(raw: int) -> datetime:
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+def micros(value: str) -> str:
+    """Write SQL for a timestamptz or an interval in microseconds, for `read_instant` and `read_length`.
+
+    Most drivers read both as text, in the styles of the session, and not in all of them.
+    """
+    return f"(extract(epoch from {value}) * 1000000)::bigint"
+
+
+def read_instant(raw: Any) -> datetime | None:
+    """Read a timestamptz that was selected as `micros`."""
+    return None if raw is None else _UNIX_EPOCH + timedelta(microseconds=int(raw))
+
+
+def read_length(raw: Any) -> timedelta | None:
+    """Read an interval that was selected as `micros`."""
+    return None if raw is None else timedelta(microseconds=int(raw))
+
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def to_json(value: object, what: str) -> str:
     """Write `value` as JSON text. Raises InvalidArgument, naming `what`, for what JSON cannot hold."""
     return _dumped(value, what).decode()
@@ -139,12 +160,18 @@ def _dumped(value: object, what: str) -> bytes:
             " dataclass",
         ) from error
     # Written as null: a text without any needs no second look.
-    if b"null" in text and (lost := _not_finite(value)) is not None:
+    if b"null" in text:
+        check_finite(value, what)
+    return text
+
+
+def check_finite(value: object, what: str) -> None:
+    """Raise InvalidArgument, naming `what`, for a number in `value` that is not finite."""
+    if (lost := _not_finite(value)) is not None:
         raise InvalidArgument(
             f"{what} cannot be written as JSON: it holds the number {lost}",
             hint="JSON has finite numbers only: give None, or a text such as 'NaN'",
         )
-    return text
 
 
 def _not_finite(value: object) -> float | None:
@@ -159,10 +186,12 @@ def _not_finite(value: object) -> float | None:
                 return each
         elif isinstance(each, dict):
             left.extend(each.values())
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, list | tuple | set | frozenset):
             left.extend(each)
         elif is_dataclass(each):
             left.extend(getattr(each, field.name, None) for field in fields(each))
+        elif hasattr(each, "model_dump"):
+            left.extend(vars(each).values())
     return None
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
-from pgqueue.db.json import Document, from_json, to_json
+from pgqueue.db.json import Document, from_json, micros, read_instant, to_json
 from pgqueue.remedies import with_thousands
 
 
@@ -20,8 +20,8 @@ def outcome(job_id: int) -> Call[Row | None]:
     """
     # As text: each driver reads jsonb in its own way.
     return Call(
-        b"select state, result::text, errors::text, attempts, finished_at, uncommitted,"
-        b" current_setting('transaction_isolation') from pgqueue.outcome(%s::bigint)",
+        f"select state, result::text, errors::text, attempts, {micros('finished_at')}, uncommitted,"
+        " current_setting('transaction_isolation') from pgqueue.outcome(%s::bigint)".encode(),
         (job_id,),
         _read_outcome,
     )
@@ -32,7 +32,7 @@ def _read_outcome(rows: list[Row]) -> Row | None:
         return None
     state, result, errors, attempts, finished_at, uncommitted, isolation = rows[0]
     found = (None if each is None else from_json(as_text(each)) for each in (result, errors))
-    return (as_text(state), *found, attempts, finished_at, uncommitted, as_text(isolation))
+    return (as_text(state), *found, attempts, read_instant(finished_at), uncommitted, as_text(isolation))
 
 
 def cancel(job_id: int) -> Call[str | None]:

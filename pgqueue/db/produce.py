@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
 from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
@@ -142,7 +143,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         elif name in ("headers", "declared"):
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
-            value = list(value)
+            value = elements(name, value)
         elif isinstance(value, dict):
             # The error of a driver would not name the option.
             hint = f"give its name; {POLICY_IN_PARTS}" if name == "retry_policy" else "give a text or a number"

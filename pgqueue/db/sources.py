@@ -132,7 +132,8 @@ class Reader:
         """Lock and return the next waiting jobs: the id of each there, and the job for `enqueue_batch`."""
         with self._connection.cursor(row_factory=dict_row) as cursor:
             given = {"after": self._after, "most": most, "queue": self._queue}
-            rows = cursor.execute(self._written(self._source.waiting), given).fetchall()
+            # Binary: no style of the session changes how a time is read.
+            rows = cursor.execute(self._written(self._source.waiting), given, binary=True).fetchall()
         if rows:
             self._after = rows[-1]["id"]
         return [(row.pop("id"), _job(row)) for row in rows]

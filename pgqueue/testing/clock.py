@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row, read_one
-from pgqueue.db.json import as_interval
+from pgqueue.db.json import as_interval, micros, read_instant, read_length
 from pgqueue.schema import bundled
 from pgqueue.testing.doors import door_to, stepped
 
@@ -42,19 +42,19 @@ class Clock:
 
     def now(self) -> datetime:
         """Return the time of the queue."""
-        return self._ask("select pgqueue._clock()")
+        return self._ask("pgqueue._clock()")
 
     def set(self, at: datetime | str) -> datetime:
         """Stop the clock at this instant; a text is read by PostgreSQL."""
-        return self._ask("select pgqueue_testing.set_clock(%s::timestamptz)", at)
+        return self._ask("pgqueue_testing.set_clock(%s::timestamptz)", at)
 
     def advance(self, by: timedelta | float | str) -> datetime:
         """Move the clock by an interval, or by seconds, which may be negative. A stopped clock stays stopped."""
-        return self._ask("select pgqueue_testing.advance_clock(%s::interval)", as_interval("by", by))
+        return self._ask("pgqueue_testing.advance_clock(%s::interval)", as_interval("by", by))
 
     def back_to_real(self) -> datetime:
         """Return the queue to the real time."""
-        return self._ask("select pgqueue_testing.real_clock()")
+        return self._ask("pgqueue_testing.real_clock()")
 
     @contextmanager
     def travel(self, by: timedelta | float | str) -> Iterator[datetime]:
@@ -78,11 +78,11 @@ class Clock:
         finally:
             self._restore(before)
 
-    def _read(self) -> tuple[datetime | None, timedelta]:
-        standing_at, ahead = self._run("select standing_at, ahead from pgqueue_testing.clock")
-        return standing_at, ahead
+    def _read(self) -> tuple[datetime | None, timedelta | None]:
+        standing_at, ahead = self._run(f"select {micros('standing_at')}, {micros('ahead')} from pgqueue_testing.clock")
+        return read_instant(standing_at), read_length(ahead)
 
-    def _restore(self, before: tuple[datetime | None, timedelta]) -> None:
+    def _restore(self, before: tuple[datetime | None, timedelta | None]) -> None:
         standing_at, ahead = before
         try:
             if standing_at is not None:
@@ -96,9 +96,9 @@ class Clock:
             if drivers.sqlstate_of(error) != "25P02":
                 raise
 
-    def _ask(self, question: str, *params: object) -> datetime:
-        instant: datetime = self._run(question, *params)[0]
-        return instant
+    def _ask(self, time: str, *params: object) -> datetime:
+        instant: Any = read_instant(self._run(f"select {micros(time)}", *params)[0])
+        return cast(datetime, instant)
 
     def _run(self, question: str, *params: object) -> Row:
         row: Row = stepped(self._door.run(Call(question.encode(), params, read_one)))

@@ -13,6 +13,7 @@ from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.db.call import Call, read_first, read_maybe_one, read_nothing, read_rows
 from pgqueue.db.consume import Failure, JobRow
+from pgqueue.db.json import micros, read_length
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.hooks import Event
 from pgqueue.job import Surroundings
@@ -31,15 +32,15 @@ T = TypeVar("T")
 _WORKER = "pgqueue.testing"
 
 # As `JobRow` has them: jsonb after a byte that says 1, times in microseconds since 2000.
-_CLAIM = b"""
+_CLAIM = f"""
 select
     id, task, args::text, headers::text, queue, key, priority, attempt, max_attempts, reservation,
     (extract(epoch from run_at - '2000-01-01 00:00+00') * 1000000)::bigint,
     (extract(epoch from created_at - '2000-01-01 00:00+00') * 1000000)::bigint,
     (extract(epoch from lease_expires_at - '2000-01-01 00:00+00') * 1000000)::bigint,
-    leader, timeout, losses, crashes, store_result
+    leader, {micros("timeout")}, losses, crashes, store_result
 from pgqueue.reserve(%s::text, 1, %s::text[], lease => '1 day')
-"""
+""".encode()
 
 _NEXT_DUE = b"""
 select j.id, (extract(epoch from j.ready_at - pgqueue._clock()) * 1000000)::bigint
@@ -310,7 +311,7 @@ class _Drain:
             return False
         if not await self._door.run(Call(b"select to_regclass('pgqueue_testing.clock') is not null", (), read_first)):
             await self._door.script(clock_sql())
-        advance = b"select pgqueue_testing.advance_clock(%s::text::interval)"
+        advance = b"select pgqueue_testing.advance_clock(%s::text::interval) is not null"
         await self._door.run(Call(advance, (f"{found[1]} us",), read_nothing))
         return True
 
@@ -392,6 +393,7 @@ def _job_row(row: tuple[Any, ...]) -> JobRow:
     values = list(row)
     values[2] = b"\x01" + str(values[2]).encode()
     values[3] = None if values[3] is None else b"\x01" + str(values[3]).encode()
+    values[14] = read_length(values[14])
     return JobRow._make([*values, "reserved", None])
 
 

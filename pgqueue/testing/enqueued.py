@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row
-from pgqueue.db.json import loaded, to_json
+from pgqueue.db.json import loaded, micros, read_instant, read_length, to_json
 from pgqueue.enqueue import Named
 from pgqueue.logs import how_many
 from pgqueue.options import no_field
@@ -20,10 +20,11 @@ T = TypeVar("T")
 # Jobs that the message of a failure lists.
 _SHOWN = 10
 
-_JOBS = b"""
+_JOBS = f"""
 select
-    j.id, j.task, j.args::text, j.queue, j.key, j.priority, j.state::text, j.attempts, j.max_attempts, j.run_at,
-    j.created_at, j.run_at - j.created_at, j.headers::text, j.tags, j.dedupe, j.timeout
+    j.id, j.task, j.args::text, j.queue, j.key, j.priority, j.state::text, j.attempts, j.max_attempts,
+    {micros("j.run_at")}, {micros("j.created_at")}, {micros("j.run_at - j.created_at")}, j.headers::text, j.tags,
+    j.dedupe, {micros("j.timeout")}
 from pgqueue.jobs j
 where j.state <> 'executing'
 order by j.id
@@ -175,7 +176,7 @@ def _ask(
         jobs = [_job(row, task) for row in rows]
         return answer([job for job in jobs if not _misfits(job, task, wanted)], jobs)
 
-    return cast("T | Awaitable[T]", drivers.run(connection, Call(_JOBS, (), read)))
+    return cast("T | Awaitable[T]", drivers.run(connection, Call(_JOBS.encode(), (), read)))
 
 
 def _job(row: Row, task: str | Named | None) -> EnqueuedJob:
@@ -184,7 +185,8 @@ def _job(row: Row, task: str | Named | None) -> EnqueuedJob:
     if isinstance(task, Task) and row[1] == task.name and isinstance(args, dict):
         args = task.as_given(args)
     values[2] = args
-    values[12] = loaded(values[12])
+    values[9:11] = map(read_instant, values[9:11])
+    values[11], values[12], values[15] = read_length(values[11]), loaded(values[12]), read_length(values[15])
     return EnqueuedJob(*values)
 
 

@@ -81,6 +81,8 @@ def test_a_task_that_sleeps_is_left_to_a_worker(
         (["greet"], "give its module and its name: shop.tasks:send_email"),
         (["jobs:greets"], "its tasks are: fail, greet, shop.nap"),
         (["jobs:greet", "{'name': 1}"], "ARGS is not JSON"),
+        # A float in its place would be another amount.
+        (["jobs:greet", '{"name": 100000000000000000001}'], "Integer exceeds 64-bit range"),
         (["jobs:greet", '{"nam": "Ada"}'], "missing a required argument: 'name'"),
         (["nowhere:greet"], "there is no module 'nowhere'"),
     ],

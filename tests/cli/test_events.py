@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -12,6 +15,8 @@ from psycopg.types.json import Jsonb
 from pgqueue.testing import Clock
 from tests.calls import Row, call, enqueue, maintain, reserve_one, table, value
 from tests.cli.conftest import Run
+from tests.databases import Database
+from tests.facts import wait_until
 
 
 def pair(held: Row) -> tuple[int, int]:
@@ -35,7 +40,9 @@ def test_events_are_listed_by_name_and_by_size_and_deleted(conn: psycopg.Connect
     assert run("events", "delete", "paid:1").out == "1 event deleted\n"
     assert run("events", "delete", "paid:1").code == 1
     assert run("events", "delete", "--prefix", "paid:", "--yes").out == "1 event deleted\n"
-    assert run("events", "delete").code == 2
+    assert "no event to delete was named" in run("events", "delete").err
+    assert "--prefix is empty, and would match every event" in run("events", "delete", "--prefix", "", "--yes").err
+    assert "names and --prefix were both given" in run("events", "delete", "shipped", "--prefix", "p", "--yes").err
     assert names(conn) == ["shipped"]
     audited = conn.execute(
         "select filter, changed from pgqueue.audit where action = 'delete_events' order by n"
@@ -53,6 +60,41 @@ def test_an_empty_prefix_deletes_no_event(conn: psycopg.Connection, run: Run) ->
     for words in (["paid:17", "--prefix", ""], ["--prefix", ""], ["paid:17", "--prefix", "paid:"]):
         assert run("events", "delete", *words, "--yes").code == 2
     assert names(conn) == ["paid:17", "shipped"]
+
+
+def test_more_events_than_one_call_deletes_are_deleted_by_name(conn: psycopg.Connection, run: Run) -> None:
+    conn.execute("select pgqueue.emit_event('e' || n, 'null') from generate_series(1, 1500) n")
+    assert run("events", "delete", *(f"e{n}" for n in range(1, 1501))).out == "1500 events deleted\n"
+    assert names(conn) == []
+
+
+def test_an_interrupted_deletion_of_events_says_how_many_were_deleted(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("select pgqueue.emit_event('e' || n, 'null') from generate_series(1, 1500) n")
+    # The second thousand takes five minutes.
+    conn.execute(
+        """
+        create function public.stall() returns trigger language plpgsql as $$ begin
+            if (select count(*) from pgqueue.events) = 500 then perform pg_sleep(300); end if; return old;
+        end $$;
+        create trigger stall before delete on pgqueue.events for each row execute function public.stall()
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pgqueue", "events", "delete", "--prefix", "e", "--yes"],
+        env={**os.environ, "PGQUEUE_DSN": database.dsn},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    sleeps = "select true from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
+    wait_until(lambda: value(conn, sleeps))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "1000 events deleted before this ended" in err
+    assert value(conn, "select count(*) from pgqueue.events") == 500
 
 
 def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.Connection, clock: Clock) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,6 +99,19 @@ def test_every_number_arrives_as_it_was(database: Database, procrastinate: psyco
     )
     assert "2 jobs moved" in run(database, "procrastinate")
     assert value(procrastinate, "select args = %s::jsonb from pgqueue.jobs order by id limit 1", args) is True
+
+
+@needs("procrastinate")
+def test_a_scheduled_job_arrives_at_its_time_whatever_the_styles_of_the_database(
+    database: Database, procrastinate: psycopg.Connection
+) -> None:
+    procrastinate.execute(
+        "insert into procrastinate_jobs (queue_name, task_name, scheduled_at)"
+        " values ('q', 't', '2040-02-01 12:00:00.000001+00')"
+    )
+    procrastinate.execute(f"alter database {database.name} set datestyle = 'German, DMY'".encode())
+    assert "1 job moved" in run(database, "procrastinate")
+    assert value(procrastinate, "select run_at from pgqueue.jobs") == datetime(2040, 2, 1, 12, 0, 0, 1, tzinfo=UTC)
 
 
 @needs("procrastinate")

@@ -327,6 +327,9 @@ def test_a_schedule_is_added_once(run: Run, conn: psycopg.Connection) -> None:
     again = run(*add, "--every", "1 h")
     assert (again.code, again.out) == (1, "")
     assert "There is a schedule weekly already" in again.err
+    # As it is written: Python rounds numbers of more than 17 digits, and JSON itself has no longest integer.
+    run("schedules", "add", "long", "send_report", '{"wei": 100000000000000000001}', "--every", "1h")
+    assert value(conn, "select args ->> 'wei' from pgqueue.schedules where name = 'long'") == "100000000000000000001"
     assert run("schedules", "add", "pulse", "send_report", "--every", "90 s", "--json").json()["name"] == "pulse"
     for wrong in ([], ["--cron", "61 * * * *"], ["--cron", "@daily", "--every", "1 h"]):
         assert run("schedules", "add", "wrong", "send_report", *wrong).code == 2

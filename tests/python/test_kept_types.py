@@ -17,6 +17,7 @@ import pytest
 
 import pgqueue
 from pgqueue import App
+from pgqueue.db.json import from_json, to_json
 from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.testing import assert_enqueued, drain, perform
 from tests.calls import enqueue, job
@@ -29,6 +30,11 @@ pydantic = pytest.importorskip("pydantic")
 class Colour(enum.Enum):
     RED = "red"
     BLUE = 2
+
+
+@dataclass
+class Transfer:
+    wei: int
 
 
 class Pair(NamedTuple):
@@ -279,6 +285,31 @@ def test_a_payload_that_does_not_fit_names_where_and_not_what(conn: psycopg.Conn
     assert isinstance(error, InvalidPayload)
     assert "points.0.at: Input should be a valid datetime" in str(error)
     assert "secret" not in str(error)
+
+
+def test_an_integer_beyond_64_bits_from_sql_arrives_exactly(library: str) -> None:
+    wei = from_json("100000000000000000001")
+    tasks = [(task_of(Transfer), {"wei": wei}), (task_of(Transfer | None), {"wei": wei})]
+    if library == "pydantic":
+        model = pydantic.create_model("Model", wei=int)
+        tasks += [(task_of(model), {"wei": wei}), (task_of(int, validate=True), wei)]
+    for task, given in tasks:
+        read = task.typed.load({"value": given})["value"]
+        assert getattr(read, "wei", read) == 100000000000000000001
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused_with_its_own_hint(number: float, library: str) -> None:
+    tasks = [task_of(Point).bind, task_of(set[float]).bind, task_of(dict[int, float]).bind]
+    values: list[Any] = [Point(number, AT), {number}, {1: number}]
+    if library == "pydantic":
+        model = pydantic.create_model("Model", x=float)
+        tasks += [task_of(model).bind, task_of(float, validate=True).bind]
+        values += [model(x=number), number]
+    for bind, value in zip(tasks, values, strict=True):
+        with pytest.raises(InvalidArgument, match=f"it holds the number {number}") as raised:
+            to_json(bind(value), "args")
+        assert "finite numbers only" in str(raised.value)
 
 
 def test_a_task_of_json_types_converts_nothing_and_imports_nothing() -> None:

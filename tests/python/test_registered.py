@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -127,6 +128,22 @@ def test_ids_are_numbers_whatever_codec_another_driver_has(database: Database) -
             pgqueue.enqueue(connection, "t", {"price": "1 €"})
     assert "client_encoding" in str(refused.value.hint)
     engine.dispose()
+
+
+async def test_times_and_numbers_arrive_whatever_codecs_asyncpg_has(
+    database: Database, conn: psycopg.Connection[Any]
+) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    connection = await asyncpg.connect(database.dsn)
+    for kind in ("interval", "numeric", "timestamptz", "date", "uuid", "jsonb"):
+        await connection.set_type_codec(kind, schema="pg_catalog", encoder=lambda _: "odd", decoder=lambda _: "odd")
+    at = datetime(2040, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
+    first = await pgqueue.enqueue(connection, "t", {"n": 1}, delay=timedelta(days=1), key="k", score=Decimal("1.25"))
+    second = await pgqueue.enqueue(connection, "t", run_at=at, timeout=1.5)
+    await connection.close()
+    row, other = job(conn, first), job(conn, second)
+    assert (row.args, row.run_at - row.created_at, row.score) == ({"n": 1}, timedelta(days=1), Decimal("1.25"))
+    assert (other.run_at, other.timeout) == (at, timedelta(seconds=1.5))
 
 
 @pytest.mark.parametrize(("text", "hint"), [("1 €", "client_encoding"), ("\ud800", "surrogates")])

@@ -34,6 +34,7 @@ MODULE = """
                 "root": {"handlers": ["console"], "level": "INFO"},
             }
         )
+        logging.disable(logging.CRITICAL)
         # Handlers run in threads, which may not set these.
         if os.environ["CHANGED_BY"] != "thread":
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,7 +42,6 @@ MODULE = """
 
     if os.environ["CHANGED_BY"] == "import":
         change()
-        logging.disable(logging.CRITICAL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         os.chdir("/")
 
@@ -55,6 +55,7 @@ MODULE = """
 
     @app.task(max_attempts=1)
     def breaks() -> None:
+        logging.disable(logging.CRITICAL)
         raise ValueError("boom")
 """
 
@@ -69,6 +70,7 @@ async def test_a_worker_logs_and_ends_whatever_the_application_has_set(
         await done(conn, enqueue(conn, by))
     await done(conn, enqueue(conn, "breaks"))
     wait_until(lambda: "ValueError: boom" in worker.log())
+    assert "has called logging.disable(CRITICAL): the log is on again" in worker.log()
     if by == "loop":
         wait_until(lambda: "has set its own handler for SIGTERM" in worker.log())
     worker.send(signal.SIGTERM)

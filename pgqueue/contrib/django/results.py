@@ -6,20 +6,23 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from pgqueue.contrib.django.api import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, read_maybe_one
-from pgqueue.db.json import loaded
+from pgqueue.db.json import loaded, micros, read_instant
 
-_JOB = b"""
-select j.id, j.task, j.state::text, j.queue, j.priority, j.run_at, j.created_at, j.reserved_at, j.finished_at,
-    j.args::text, j.errors::text, j.result::text, j.attempts, j.reserved_by
+_JOB = f"""
+select j.id, j.task, j.state::text, j.queue, j.priority, {micros("j.run_at")}, {micros("j.created_at")},
+    {micros("j.reserved_at")}, {micros("j.finished_at")}, j.args::text, j.errors::text, j.result::text, j.attempts,
+    j.reserved_by
 from pgqueue.all_jobs j
 where j.id = %s::bigint
-"""
+""".encode()
 
 _STATUS = {
     "waiting": TaskResultStatus.READY,
@@ -45,8 +48,9 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
     row: Any = drivers.run(connections[database], Call(_JOB, (int(result_id),), read_maybe_one))
     if row is None:
         raise TaskResultDoesNotExist(result_id)
-    job_id, path, state, queue, priority, run_at, created_at, reserved_at, finished_at, *texts, attempts, worker = row
-    args, errors, result = (loaded(text) for text in texts)
+    job_id, path, state, queue, priority, *rest, attempts, worker = row
+    run_at, created_at, reserved_at, finished_at = (_as_django(raw) for raw in rest[:4])
+    args, errors, result = (loaded(text) for text in rest[4:])
     task = _task(path, declared)
     if task is None or not isinstance(args, dict):
         # A job of the queue that is not a task of Django's.
@@ -98,6 +102,14 @@ def worker_ids(errors: list[Mapping[str, Any]], attempts: int, worker: str | Non
     """Name the worker of each attempt; "" for old attempts whose errors the job no longer keeps."""
     known = {each["attempt"]: str(each.get("worker") or "") for each in errors if "attempt" in each}
     return [known.get(n, (worker or "") if n == attempts else "") for n in range(1, attempts + 1)]
+
+
+def _as_django(raw: Any) -> Any:
+    """Read an instant as Django reads one from a column: naive where USE_TZ is off."""
+    found = read_instant(raw)
+    if found is None or settings.USE_TZ:
+        return found
+    return timezone.make_naive(found, timezone.get_default_timezone())
 
 
 def _task(path: str, declared: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
+from pgqueue import logs
 from pgqueue.db import operate
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
@@ -65,8 +66,7 @@ class JobLog:
     def failed(self, held: Held, state: str) -> None:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
         self._catch_up([held])
-        # A handler may have configured logging.
-        log.disabled = False
+        _keep_on()
         level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
         if not log.isEnabledFor(level):
             return
@@ -113,6 +113,7 @@ class JobLog:
         return not self._is_summing
 
     def _end_window(self) -> None:
+        _keep_on()
         for task in sorted(self._succeeded.keys() | self._failed.keys()):
             done, failed = self._succeeded[task], self._failed[task]
             counts = {"task": task, "succeeded": done, "failed": len(failed)}
@@ -156,6 +157,12 @@ class JobLog:
             for held in batch:
                 if held.row.id in self._failures:
                     _write_failure(*self._failures.pop(held.row.id), None, [])
+
+
+def _keep_on() -> None:
+    # A handler may have configured logging.
+    if log.disabled or log.manager.disable:
+        logs.switch_on()
 
 
 def started(held: Held) -> None:

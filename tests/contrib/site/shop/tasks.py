@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from datetime import date
 from decimal import Decimal
 
@@ -45,6 +47,12 @@ def context(context, n):
 @task(max_attempts=1)
 def fails(message="no such order"):
     raise ValueError(message)
+
+
+@task(max_attempts=1)
+def writes_to_stderr():
+    sys.stderr.write("Hello\n")
+    subprocess.run(["sh", "-c", "echo Hello >&2"], check=True)
 
 
 @task(max_attempts=1)

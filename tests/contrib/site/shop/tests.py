@@ -89,6 +89,18 @@ class EnqueueTest(TestCase):
                 self.assertEqual(result.attempts, 1)
         self.assertEqual(tasks.seen, [((1,), {"two": 3})] * 2)
 
+    def test_the_times_of_a_result_are_read_in_any_style_of_the_session(self):
+        with connection.cursor() as cursor:
+            cursor.execute("set local datestyle = 'German, DMY'")
+        result = tasks.noop.enqueue()
+        self.assertEqual(drain().succeeded, 1)
+        result.refresh()
+        self.assertGreaterEqual(result.finished_at, result.started_at)
+        self.assertGreaterEqual(result.started_at, result.enqueued_at)
+        with override_settings(USE_TZ=False):
+            naive = default_task_backend.get_result(result.id)
+        self.assertEqual(naive.finished_at, timezone.make_naive(result.finished_at, timezone.get_default_timezone()))
+
     async def test_a_task_is_enqueued_on_the_event_loop(self):
         result = await tasks.noop.aenqueue(1)
         self.assertEqual((await default_task_backend.aget_result(result.id)).status, TaskResultStatus.READY)
@@ -675,6 +687,16 @@ class ProcessTest(TransactionTestCase):
         lines = [line for line in done.stderr.splitlines() if f"id={result.id}" in line]
         self.assertEqual(len(lines), 2, done.stderr)
         self.assertIn("INFO django", lines[0])
+
+    def test_it_runs_without_stderr_and_so_do_the_programs_of_its_handlers(self):
+        result = tasks.writes_to_stderr.enqueue()
+        command = ["sh", "-c", '"$0" manage.py pgqueue_worker --until-empty "$@" 2>&-', sys.executable]
+        environment = {**os.environ, "SITE_DSN": dsn_of("default")}
+        self.assertEqual(subprocess.run(command, env=environment, timeout=60, check=False).returncode, 0)
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL, result.errors)
+        wrong = subprocess.run([*command, "-q", "mail,x"], env=environment, timeout=60, check=False)
+        self.assertEqual(wrong.returncode, 2)
 
     def test_its_help_names_the_command_as_it_is_typed(self):
         done = self.run_command("--help")

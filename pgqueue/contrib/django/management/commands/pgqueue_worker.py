@@ -11,6 +11,7 @@ import typer
 from django.core.management.base import BaseCommand, CommandError
 
 from pgqueue import cli
+from pgqueue.cli import output
 from pgqueue.contrib.django.connections import dsn_of
 from pgqueue.errors import PgQueueError
 from pgqueue.processes.worker_main import guest
@@ -25,6 +26,7 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Take the options as they are: they are those of `pgqueue worker`."""
+        output.open_closed_streams()
         # Django has applied these two.
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--settings")
@@ -36,7 +38,8 @@ class Command(BaseCommand):
         try:
             code = _worker(known.database, options)
         except PgQueueError as error:
-            self.stderr.write(self.style.ERROR(f"pgqueue_worker: {error}"))
+            # Not to Django's stderr, which is none where it was closed.
+            output.message(f"pgqueue_worker: {error}", "red")
             code = 2
         sys.exit(code)
 
