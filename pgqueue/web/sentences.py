@@ -64,8 +64,8 @@ def of_schedules(rows: Sequence[Mapping[str, Any]], now: float, is_cut: bool = F
     if not coming:
         return Sentence("ok", "No run is due", asleep)
     left = stamp(coming[0]["next_at"]) - now
-    each = f"Each of the first {len(rows):,} schedules" if is_cut else "Each schedule"
-    begin = f"{f'{each} is' if len(live) > 1 else 'It is'} on time: the next is "
+    which = f"Each of the first {len(rows):,} schedules" if is_cut else "Each schedule"
+    begin = f"{f'{which} is' if len(live) > 1 else 'It is'} on time: the next is "
     return about("ok", coming[0], f", {f'in {seconds(left)}' if left > 0 else 'now'}.", asleep, begin)
 
 
