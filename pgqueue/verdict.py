@@ -160,3 +160,10 @@ def beside(late: Sequence[Mapping[str, Any]], findings: Sequence[dict[str, str]]
         return subject in subjects or (topic, subject) in named or (several and any(topic == each for each, _ in named))
 
     return [each for each in findings if not is_named(each)]
+
+
+def slots_of(worker: Mapping[str, Any]) -> int | None:
+    """Return how many jobs a worker says that it runs at once; a client in another language may report anything."""
+    info = worker["info"]
+    found = info.get("concurrency") if isinstance(info, dict) else None
+    return found if type(found) is int and 0 <= found <= 1_000_000 else None

@@ -4,7 +4,7 @@ A migrated database has 42 partitions of history, and its maintenance makes othe
 five files, so that cloning takes much longer. Most tests do not care: theirs have one partition for all days and
 one for all months, which any clock finds in place, and are cloned in 0.02 s. There a function also waits for a lock for
 a minute instead of 5 s: a test that holds a lock does not race that timeout. Tests marked `partitions` get what the
-migrations made.
+migrations made, and tests/races/conftest.py lets those of races wait as long.
 Cleaning takes 10 ms. So a database whose test left the schema as it found it is emptied and handed out again; one in
 which anything else is new, changed or missing is dropped. Migrating each time is what tests/migrations is for.
 A new backend reads the catalogs and compiles each function that it calls: 40 ms of a core for one job that is enqueued,
@@ -216,7 +216,7 @@ class Cloner(databases.Databases):
             dsn = uri(self.server_dsn, dbname=self._template(_UNDIVIDED))
             with psycopg.connect(dsn, autocommit=True) as conn:
                 _leave_two_partitions(conn)
-                _wait_for_locks(conn)
+                wait_for_locks(conn)
         except BaseException:
             self.drop_templates()
             raise
@@ -237,7 +237,7 @@ def _leave_two_partitions(conn: psycopg.Connection) -> None:
     conn.execute("vacuum (full)")
 
 
-def _wait_for_locks(conn: psycopg.Connection) -> None:
+def wait_for_locks(conn: psycopg.Connection) -> None:
     """Let functions that wait 5 s for a lock wait for a minute.
 
     A test that holds a lock until it sees who waits for it does not race the product on a busy machine.
@@ -261,7 +261,7 @@ def _wait_for_locks(conn: psycopg.Connection) -> None:
 def _publish_all(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         _leave_two_partitions(conn)
-        _wait_for_locks(conn)
+        wait_for_locks(conn)
         # Only a superuser may.
         if conn.info.parameter_status("is_superuser") == "on":
             conn.execute("create publication everything for all tables")

@@ -48,6 +48,9 @@ app = commands("List jobs, show one, and act on one or on many.")
 # Jobs that facets are read from.
 _SAMPLE = 2000
 
+# Children of a job that are shown.
+_CHILDREN = 1000
+
 # Seconds within which a worker answers.
 _ANSWERS = 10.0
 
@@ -166,19 +169,22 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
         if job is None:
             output.no_job(job_id)
         parents, steps = perform(connection, groups.relations(job_id)) or ([], [])
-        children = perform(connection, groups.children(job_id, 1000))
+        children = perform(connection, groups.children(job_id, _CHILDREN + 1))
         why = perform(connection, operate.explain(job_id))
     waits = why["detail"] if why["state"] == "blocked" or why["reason"] in ("event", "sleep") else None
     if as_json:
-        more = {"parents": parents, "children": children, "steps": steps, "waits": waits}
+        more = {"parents": parents, "children": children[:_CHILDREN], "steps": steps, "waits": waits}
+        more["more_children"] = len(children) > _CHILDREN
         output.print_json(Document({**job.texts, **{name: json.dumps(found) for name, found in more.items()}}))
         return
     job_table.show_page(job)
     for each in parents:
         output.line(f"parent {each['id']} ({each['task'] or 'unknown task'}): {each['state']}")
-    for each in children:
+    for each in children[:_CHILDREN]:
         run_if = f", run_if {each['run_if']}" if each["run_if"] else ""
         output.line(f"child {each['id']} ({each['task']}): {each['state']}{run_if}")
+    if len(children) > _CHILDREN:
+        output.line(f"There are more children: select * from pgqueue.children({job_id}, 10000)")
     for each in steps:
         output.line(f"step {each['name']}: {when(each['at'])}, attempt {each['attempt']}")
     if waits:

@@ -201,7 +201,7 @@ def executing_by_tenant() -> Call[list[Row]]:
 
 
 def running(worker: str) -> Call[list[dict[str, Any]]]:
-    """Read the jobs that a worker executes, the oldest first, at most 200."""
+    """Read the jobs that a worker holds, the oldest first, at most 200."""
     return Call(
         _RUNNING + b" where e.reserved_by = %s::text order by e.reserved_at limit 200) x", (worker,), read_column
     )
@@ -255,8 +255,8 @@ def job_log(job_id: int, after: int = 0) -> Call[list[dict[str, Any]]]:
 def breakers() -> Call[list[dict[str, Any]]]:
     """Read the breakers: kind, target, failures, of, pause."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by b.kind, b.target limit 500",
-        (),
+        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by b.kind, b.target limit %s::integer",
+        (MOST_LISTED + 1,),
         read_column,
     )
 
@@ -266,7 +266,7 @@ def queues() -> Call[list[dict[str, Any]]]:
     return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)
 
 
-# Rows that a list of tasks, workers or schedules shows; one more is read, to find out whether there are more.
+# Rows that a list of tasks, workers, schedules or breakers shows; one more is read, to find out whether there are more.
 MOST_LISTED = 500
 
 
@@ -326,11 +326,12 @@ def worker_memory() -> Call[list[Row]]:
 
 
 def schedules() -> Call[list[dict[str, Any]]]:
-    """Read the schedules with their next three times and last three runs."""
+    """Read the schedules with their next three times and last three runs: those that cannot run, then the next due."""
     return Call(
         b"select pgqueue.legible(" + _SCHEDULE + b") from pgqueue.effective_schedules s"
-        b" join pgqueue.schedules d on d.name = s.name order by s.next_at nulls last, s.name limit 500",
-        (3,),
+        b" join pgqueue.schedules d on d.name = s.name"
+        b" order by s.paused_at is null and s.error is not null desc, s.next_at nulls last, s.name limit %s::integer",
+        (3, MOST_LISTED + 1),
         read_column,
     )
 

@@ -46,7 +46,8 @@ def rows_of(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callabl
             if found.is_cut:
                 yield ("", "there may be more: it stopped after 20,000 rows")
         case "workers":
-            for each in ask(observe.workers()):
+            found = ask(observe.workers())
+            for each in found[: observe.MOST_LISTED]:
                 info = each["info"] if isinstance(each["info"], dict) else {}
                 served = ", ".join(each["queues"] or ["all"])
                 yield (
@@ -55,16 +56,19 @@ def rows_of(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callabl
                     each["command"],
                     info.get("host"),
                     served,
-                    each["executing"],
+                    _executing(each),
                     each["lapsed"],
                     None if each["memory"] is None else round(each["memory"] / 2**20),
                     (each["last_heartbeat_at"] or "never")[:19],
                 )
+            yield from _more(found)
         case "schedules":
-            for each in ask(observe.schedules()):
+            found = ask(observe.schedules())
+            for each in found[: observe.MOST_LISTED]:
                 when = each["expression"] or f"every {each['every']}"
                 paused = (each["paused_at"] or "")[:19]
                 yield (each["name"], when, each["task"], each["next_at"], each["last_outcome"], paused, each["error"])
+            yield from _more(found)
         case "limits":
             paused_by = {(each["kind"], each["target"]): _pause(each) for each in stats["pauses"]}
             for each in stats["limits"]:
@@ -130,6 +134,18 @@ def seconds(value: float) -> str:
         if value < limit:
             return f"{value / divisor:.0f} {unit}"
     return f"{value / 86_400:.0f} d"
+
+
+def _executing(worker: dict[str, Any]) -> object:
+    """Say how many jobs a worker executes; what it holds beyond its slots was fetched ahead, or is in a batch."""
+    held, slots = worker["executing"], verdict.slots_of(worker)
+    return held if slots is None or held <= slots else f"{slots}, {held - slots} more held"
+
+
+def _more(found: Sequence[object]) -> Iterable[Row]:
+    """Say that not all are listed."""
+    if len(found) > observe.MOST_LISTED:
+        yield ("", f"the first {observe.MOST_LISTED}; there are more")
 
 
 def _pause(each: dict[str, Any]) -> str:

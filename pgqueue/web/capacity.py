@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
+
+from pgqueue import verdict
 
 # A job that runs longer than this many times the usual p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
@@ -34,12 +37,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """`own` run, `overlong` of these far too long; `taken` by other queues; the rest of `all` is free."""
+    """`own` run, `overlong` of these far too long; `taken` by other queues; the rest of `all` is free.
+
+    `more` jobs are held that have no slot: fetched ahead, or members of a batch, which share one.
+    """
 
     own: int
     overlong: int
     taken: int
     all: int
+    more: int = 0
 
     @property
     def words(self) -> str:
@@ -49,6 +56,8 @@ class Slots:
             found += f", {self.overlong:,} of them far too long"
         if self.taken:
             found += f"; {self.taken:,} are taken by other queues"
+        if self.more:
+            found += f"; {self.more:,} more jobs are held, fetched ahead or in a batch"
         return found
 
 
@@ -150,25 +159,57 @@ def of_worker(
     worker: Mapping[str, Any], running: Iterable[Running], usual: Mapping[str, float], now: float
 ) -> Slots | None:
     """Return the slots of one worker; None if it did not report how many it has."""
-    concurrency = slots_of(worker)
     held = [each for each in running if each.worker == worker["worker"]]
-    own = sum(len(each.since) for each in held)
-    if concurrency is None and not own:
+    if verdict.slots_of(worker) is None and not held:
         return None
-    overlong = sum(each.overlong(usual.get(each.task), now) for each in held)
-    return Slots(own, overlong, 0, max(concurrency or 0, own))
+    return of_workers([worker], held, usual, now)
+
+
+def of_workers(
+    workers: Iterable[Mapping[str, Any]], running: Iterable[Running], usual: Mapping[str, float], now: float
+) -> Slots:
+    """Return the slots of these workers, and of others that run jobs."""
+    held = list(running)
+    jobs: Counter[str] = Counter()
+    for each in held:
+        jobs[each.worker] += len(each.since)
+    return _sum({each["worker"]: verdict.slots_of(each) for each in workers}, jobs, Counter(), held, usual, now)
 
 
 def of_queue(
     queue: str, workers: Sequence[Mapping[str, Any]], running: Sequence[Running], usual: Mapping[str, float], now: float
 ) -> Slots:
     """Return the slots of the workers that serve a queue."""
-    serving = {each["worker"]: slots_of(each) or 0 for each in workers if serves(each, queue)}
-    mine = [each for each in running if each.queue == queue]
-    own = sum(len(each.since) for each in mine)
-    overlong = sum(each.overlong(usual.get(each.task), now) for each in mine)
-    taken = sum(len(each.since) for each in running if each.queue != queue and each.worker in serving)
-    return Slots(own, overlong, taken, max(sum(serving.values()), own + taken))
+    serving = {each["worker"]: verdict.slots_of(each) for each in workers if serves(each, queue)}
+    own: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    for each in running:
+        if each.queue == queue:
+            own[each.worker] += len(each.since)
+        elif each.worker in serving:
+            taken[each.worker] += len(each.since)
+    return _sum(serving, own, taken, [each for each in running if each.queue == queue], usual, now)
+
+
+def _sum(
+    known: Mapping[str, int | None],
+    own: Counter[str],
+    taken: Counter[str],
+    held: Sequence[Running],
+    usual: Mapping[str, float],
+    now: float,
+) -> Slots:
+    """Return the slots of all workers; one that did not report how many it has has as many as it uses."""
+    runs = takes = slots = 0
+    for worker in known.keys() | own.keys():
+        reported = known.get(worker)
+        most = own[worker] + taken[worker] if reported is None else reported
+        mine = min(own[worker], most)
+        runs += mine
+        takes += min(taken[worker], most - mine)
+        slots += most
+    overlong = sum(each.overlong(usual.get(each.task), now) for each in held)
+    return Slots(runs, min(overlong, runs), takes, slots, own.total() - runs)
 
 
 def serves(worker: Mapping[str, Any], queue: str) -> bool:
@@ -182,10 +223,3 @@ def memory_level(worker: Mapping[str, Any]) -> str:
     if not held or not most:
         return ""
     return "over" if held >= 0.9 * most else "late" if held >= 0.8 * most else ""
-
-
-def slots_of(worker: Mapping[str, Any]) -> int | None:
-    """Return how many jobs a worker says that it runs at once; a client in another language may report anything."""
-    info = worker["info"]
-    found = info.get("concurrency") if isinstance(info, dict) else None
-    return found if isinstance(found, int) and 0 <= found <= 1_000_000 else None

@@ -229,15 +229,16 @@ async def _kill_for(context: Context, job: str) -> Response:
 
 
 async def schedules(context: Context) -> Response:
-    """Schedules, the next one due first."""
+    """Schedules: those that cannot run, then the next one due."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
     now = context.now()
+    shown, more = found[: observe.MOST_LISTED], found[observe.MOST_LISTED :]
     return context.page(
         "schedules.html",
-        sentence=sentences.of_schedules(found, now),
-        schedules=[{**each, "places": sentences.places(each, now)} for each in found[: observe.MOST_LISTED]],
+        sentence=sentences.of_schedules(shown, now, is_cut=bool(more)),
+        schedules=[{**each, "places": sentences.places(each, now)} for each in shown],
         axis=sentences.axis(),
-        more=found[observe.MOST_LISTED :],
+        more=more,
         in_words=in_words,
         now=now,
     )

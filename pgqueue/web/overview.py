@@ -45,6 +45,7 @@ async def overview(context: Context) -> Response:
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
     reached = verdict.reach(late, findings, queues, len(alive))
+    slots = capacity.of_workers(alive, held, usual, now)
     needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
         "overview.html",
@@ -79,9 +80,7 @@ async def overview(context: Context) -> Response:
             (each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in alive[:_MOST]
         ],
         alive=len(alive),
-        slots=sum(capacity.slots_of(each) or 0 for each in alive),
-        executing=sum(len(each.since) for each in held),
-        overlong=sum(each.overlong(usual.get(each.task), now) for each in held),
+        slots=slots,
         ranges=series.RANGES,
         now=now,
     )

@@ -46,7 +46,13 @@ _EDITED = 20_000
 SAMPLE = 1000
 
 # Where they could not be read.
-NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
+NO_RELATIVES: dict[str, Any] = {
+    "parents": [],
+    "more_parents": 0,
+    "children": [],
+    "children_are_cut": False,
+    "steps": [],
+}
 
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
@@ -219,7 +225,8 @@ async def job(context: Context) -> Response:
 async def limits(context: Context) -> Response:
     """Limits, with the jobs that they count and that wait for them; what is paused; and breakers."""
     stats = await context.database.stats()
-    breakers = await context.database.shared("breakers", 5.0, observe.breakers)
+    found = await context.database.shared("breakers", 5.0, observe.breakers)
+    breakers = found[: observe.MOST_LISTED]
     opened = [each for each in stats["pauses"] if each["source"] == "breaker"]
     states = [(each, _opened(each, opened)) for each in breakers]
     return context.page(
@@ -228,6 +235,7 @@ async def limits(context: Context) -> Response:
         limits=stats["limits"],
         pauses=stats["pauses"],
         breakers=states,
+        more_breakers=len(found) > len(breakers),
         now=context.now(),
     )
 

@@ -30,8 +30,11 @@ class Sentence:
     query: Mapping[str, Any] = field(default_factory=dict)
 
 
-def of_schedules(rows: Sequence[Mapping[str, Any]], now: float) -> Sentence:
-    """Say which schedule cannot run, is late, or of which the last run came to nothing; else which is next."""
+def of_schedules(rows: Sequence[Mapping[str, Any]], now: float, is_cut: bool = False) -> Sentence:
+    """Say which schedule cannot run, is late, or of which the last run came to nothing; else which is next.
+
+    `is_cut`: there are more. None of these cannot run or is late, for such rows come first.
+    """
     live = [each for each in rows if not each["paused_at"]]
     paused = [each["name"] for each in rows if each["paused_at"]]
     asleep = f"{len(paused):,} paused: {_some(paused)}." if paused else ""
@@ -61,7 +64,8 @@ def of_schedules(rows: Sequence[Mapping[str, Any]], now: float) -> Sentence:
     if not coming:
         return Sentence("ok", "No run is due", asleep)
     left = stamp(coming[0]["next_at"]) - now
-    begin = f"{'Each schedule is' if len(live) > 1 else 'It is'} on time: the next is "
+    which = f"Each of the first {len(rows):,} schedules" if is_cut else "Each schedule"
+    begin = f"{f'{which} is' if len(live) > 1 else 'It is'} on time: the next is "
     return about("ok", coming[0], f", {f'in {seconds(left)}' if left > 0 else 'now'}.", asleep, begin)
 
 

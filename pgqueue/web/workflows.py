@@ -72,6 +72,7 @@ async def relatives(context: Context, job: dict[str, Any]) -> dict[str, Any]:
         "parents": parents[:SHOWN],
         "more_parents": max(len(parents) - SHOWN, 0),
         "children": children,
+        "children_are_cut": len(children) == SHOWN,
         "steps": steps[-SHOWN:],
     }
 

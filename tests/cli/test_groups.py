@@ -57,6 +57,16 @@ def test_a_job_shows_its_parents_and_steps(conn: psycopg.Connection, run: Run) -
     assert (found["id"], found["task"]) == (child, "load")
 
 
+def test_a_job_says_that_it_has_more_children_than_it_shows(conn: psycopg.Connection, run: Run) -> None:
+    parent = enqueue(conn)
+    enqueue_many(conn, 1001, depends_on=[parent])
+    shown = run("jobs", "show", str(parent)).out
+    assert shown.count("\nchild ") == 1000
+    assert f"There are more children: select * from pgqueue.children({parent}, 10000)" in shown
+    found = json.loads(run("jobs", "show", str(parent), "--json").out)
+    assert (len(found["children"]), found["more_children"]) == (1000, True)
+
+
 def test_a_job_shows_what_it_waits_for(conn: psycopg.Connection, run: Run) -> None:
     enqueue(conn, "order")
     held = reserve_one(conn)

@@ -20,7 +20,7 @@ from pgqueue.db.call import Call, perform, read_column
 from pgqueue.testing import Clock
 from pgqueue.top import app as screen
 from pgqueue.top.app import Top
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, value
 from tests.cli.conftest import run
 from tests.databases import Database, uri
 
@@ -121,6 +121,27 @@ async def test_a_long_finding_is_whole_with_its_command_on_a_small_terminal(
         await until(pilot, lambda: remedy.region.height > 6)
         assert str(remedy.render()).endswith("idle_in_transaction_session_timeout")
         assert remedy.region.bottom <= 24
+
+
+async def test_jobs_that_a_worker_holds_beyond_its_slots_do_not_execute(
+    conn: psycopg.Connection, database: Database
+) -> None:
+    call(conn, "hello", "w", None, Jsonb({"concurrency": 2}))
+    enqueue_many(conn, 5)
+    reserve(conn, 5)
+    async with running(database) as pilot:
+        await show(pilot, "workers")
+        assert [row[5] for row in cells(pilot, "workers")] == ["2, 3 more held"]
+
+
+async def test_a_long_list_says_that_there_are_more(conn: psycopg.Connection, database: Database) -> None:
+    for number in range(501):
+        call(conn, "schedule", f"schedule-{number}", "0 3 * * *", "report")
+        call(conn, "hello", f"worker-{number}", None, Jsonb({}))
+    async with running(database) as pilot:
+        for tab in ("workers", "schedules"):
+            await show(pilot, tab)
+            assert cells(pilot, tab)[-1][:2] == ["", "the first 500; there are more"]
 
 
 async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database) -> None:

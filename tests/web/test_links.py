@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue
+from tests.calls import call, enqueue, enqueue_many, reserve
 from tests.web.conftest import Serve
 
 Ask = Callable[..., httpx.Response]
@@ -71,6 +71,19 @@ def test_a_task_and_a_worker_beyond_the_list_have_their_pages(conn: psycopg.Conn
         answer = ask("GET", f"/{page}?name={name}")
         assert answer.status_code == 200
         assert name in answer.text
+
+
+def test_a_list_says_that_it_has_more_than_it_shows(conn: psycopg.Connection, ask: Ask) -> None:
+    conn.execute(
+        "insert into pgqueue.breakers (kind, target, failures, of, pause)"
+        " select 'task', 'task-' || n, 0.5, 20, '30 s' from generate_series(1, 501) n"
+    )
+    enqueue_many(conn, 201)
+    reserve(conn, 201, "w")
+    assert "There are more breakers" in ask("GET", "/limits").text
+    text = ask("GET", "/worker?name=w").text
+    assert "These are the oldest 200." in text
+    assert 'state%3Aexecuting">All 201</a>' in text
 
 
 def test_a_task_that_no_worker_has_declared_has_a_page_that_says_so(conn: psycopg.Connection, ask: Ask) -> None:

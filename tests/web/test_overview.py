@@ -252,6 +252,25 @@ def test_capacity_is_drawn_as_slots_and_shows_what_other_queues_take(conn: psyco
     assert [found["b"].count(f'class="{each}"') for each in ("own", "taken", "free")] == [0, 3, 1]
 
 
+def test_jobs_that_are_held_beyond_the_slots_of_a_worker_run_in_none(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", ["a"], 12)
+    register(conn, "free", ["a"], 4)
+    enqueue_many(conn, 20, queue="a")
+    reserve(conn, 20, "w")
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert re.search(r"<dt>Executing</dt><dd>12 <small>of 16 slots</small></dd><dd>8 more held, none far", page)
+    assert 'aria-label="12 of 16 slots run; 8 more jobs are held, fetched ahead or in a batch"' in rows(page)["a"]
+    assert '<span class="n ">12 of 12, 8 more held</span>' in page
+    page = ask("GET", "/workers").text
+    assert "0 of 12 slots free, 8 more jobs held" in page
+    assert "4 of 4 slots free<" in page
+    assert page.count('<a class="cell') == 12
+    assert page.count('class="cell free"') == 4
+    assert re.search(r"<dt>Slots in use</dt><dd>12 <small>of 16</small></dd><dd>8 more jobs held</dd>", page)
+    assert "12 of 16 slots, 8 more held" in ask("GET", "/queue?name=a").text
+
+
 @pytest.mark.parametrize("concurrency", ["many", None, -1, 10**12, True])
 def test_a_worker_that_says_nonsense_of_its_slots_breaks_no_page(
     conn: psycopg.Connection, ask: Ask, concurrency: object

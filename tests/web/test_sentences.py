@@ -66,6 +66,25 @@ def test_the_schedules_are_on_time_or_the_worst_is_named(
     )
 
 
+def test_a_schedule_that_cannot_run_is_named_although_five_hundred_are_on_time(
+    conn: psycopg.Connection, ask: Ask, serve: Serve
+) -> None:
+    for number in range(501):
+        call(conn, "schedule", f"nightly-{number:03}", "0 3 * * *", "report")
+    maintain(conn)
+    level, text = said(ask, "/schedules")
+    assert level == "ok"
+    assert text.startswith("Each of the first 500 schedules is on time: the next is nightly-000, in ")
+    assert "There are more schedules" in ask("GET", "/schedules").text
+    conn.execute(
+        "insert into pgqueue.schedule_runs (schedule, decided_at, outcome, rule, error)"
+        " select s.name, now(), 'error', pgqueue._schedule_rule(s), 'no zone' from pgqueue.schedules s"
+        " where s.name = 'nightly-500'"
+    )
+    level, text = said(ask, "/schedules", serve())
+    assert (level, text.partition(".")[0]) == ("critical", "nightly-500 cannot run")
+
+
 def test_the_next_runs_stand_on_an_axis_of_the_time_to_come(conn: psycopg.Connection, ask: Ask) -> None:
     call(conn, "schedule", "often", every="10 min", task="report")
     maintain(conn)

@@ -188,7 +188,7 @@ async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_anothe
         handed = enqueue(conn, "t", {"waits": True})
         await wait_until_async(lambda: jobs.ran[handed])
         arrives.set()
-        await wait_until_async(lambda: state(conn, announced) == "waiting", timeout=3)
+        await wait_until_async(lambda: state(conn, announced) == "waiting")
         async with working(jobs.app, database.dsn, name="b", poll_interval=NEVER):
             assert await done(conn, announced) == ["succeeded"]
         jobs.go.set()
@@ -201,7 +201,11 @@ async def test_a_worker_whose_slots_stay_full_takes_no_more(database: Database, 
     async with working(jobs.app, database.dsn, name="a", concurrency=2, poll_interval=NEVER) as a:
         await ready(conn, a)
         waiting = [enqueue(conn, "t", {"waits": True})]
-        await asyncio.sleep(0.1)
+        await wait_until_async(lambda: jobs.ran[waiting[0]])
+        # It has a free slot still, and so registers once more.
+        until = "select max(until) from pgqueue.idle_workers where handoff_channel is not null"
+        registered = value(conn, until)
+        await wait_until_async(lambda: value(conn, until) > registered)
         assert takes_handoffs(conn, "a")
         waiting.append(enqueue(conn, "t", {"waits": True}))
         await wait_until_async(lambda: not takes_handoffs(conn, "a"))
@@ -535,7 +539,7 @@ async def test_a_worker_that_lives_on_hand_offs_is_ready(database: Database, con
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=5) as a:
         await ready(conn, a)
-        await asyncio.sleep(1.2)
+        await wait_until_async(lambda: polls_no_more(a))
         # It has not claimed for long: it is idle, or every job was handed to it.
         a._intake.claimed_at = time.monotonic() - 1000
         assert a.status()["ready"] is True

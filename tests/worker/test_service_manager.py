@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
+from pgqueue.processes import service_manager
 from pgqueue.processes.service_manager import ServiceManager
 from tests.calls import enqueue
 from tests.facts import wait_until
@@ -26,7 +27,7 @@ from tests.workers import write_module
 pytestmark = pytest.mark.long
 
 TASKS = """
-    import os, pathlib, time
+    import os, pathlib, socket, time
     from pgqueue import App
 
     app = App()
@@ -34,8 +35,11 @@ TASKS = """
 
     @app.task
     async def block(seconds: float):
-        time.sleep(seconds)
-        (here / "blocked").touch()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.connect(str(here / "notify"))
+            manager.send(b"BLOCKED=1")
+            time.sleep(seconds)
+            manager.send(b"BLOCKED=0")
 
     @app.task
     def environment():
@@ -46,21 +50,18 @@ TASKS = """
 
 @dataclass
 class Manager:
-    """The other end. `received` has (time, pid of the sender, line) of each line."""
+    """The other end. `received` has (pid of the sender, line) of each line, in the order in which they were sent."""
 
     address: str
     found: socket.socket
-    received: list[tuple[float, int, str]] = field(default_factory=list)
+    received: list[tuple[int, str]] = field(default_factory=list)
 
     def lines(self, prefix: str = "") -> list[str]:
         self.read()
-        return [line for _, _, line in self.received if line.startswith(prefix)]
-
-    def times(self, line: str) -> list[float]:
-        return [at for at, _, each in self.received if each == line]
+        return [line for _, line in self.received if line.startswith(prefix)]
 
     def senders(self) -> set[int]:
-        return {pid for _, pid, _ in self.received}
+        return {pid for pid, _ in self.received}
 
     def read(self) -> None:
         while True:
@@ -70,7 +71,7 @@ class Manager:
                 return
             [(_, _, credentials)] = ancillary
             pid = struct.unpack("iII", credentials)[0]
-            self.received += [(time.monotonic(), pid, line) for line in data.decode().splitlines()]
+            self.received += [(pid, line) for line in data.decode().splitlines()]
 
     def hears(self, line: str, times: int = 1) -> Callable[[], bool]:
         return lambda: len([each for each in self.lines() if each == line]) >= times
@@ -111,33 +112,45 @@ def test_a_worker_that_cannot_start_is_never_ready(manager: Manager, start_worke
     assert manager.lines("READY") == []
 
 
-def test_signs_of_life_come_three_times_within_the_watchdogs_time(manager: Manager, start_worker: Start) -> None:
+def test_signs_of_life_come_from_a_worker_that_has_a_watchdog(manager: Manager, start_worker: Start) -> None:
     start_worker("-r", "jobs", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000")
-    wait_until(manager.hears("WATCHDOG=1", times=6), timeout=30)
-    times = manager.times("WATCHDOG=1")
-    # After the start, which imports for a second or two. A busy machine delays one or the other, not half of them.
-    gaps = [after - before for before, after in pairwise(times[1:])]
-    assert 0.3 < median(gaps) < 1.0
+    wait_until(manager.hears("WATCHDOG=1", times=3), timeout=30)
+
+
+@pytest.mark.parametrize("watchdog", [0.4, 1.5, 30.0])
+async def test_signs_of_life_come_twice_within_the_watchdogs_time(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, watchdog: float
+) -> None:
+    now, signs = 0.0, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        if manager.lines("WATCHDOG=1")[len(signs) :]:
+            signs.append(now)
+        now += seconds
+        if now > 5 * watchdog:
+            raise asyncio.CancelledError
+
+    clock = SimpleNamespace(monotonic=lambda: now, monotonic_ns=lambda: round(now * 1e9))
+    monkeypatch.setattr(service_manager, "time", clock)
+    monkeypatch.setattr(service_manager, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(asyncio.CancelledError):
+        await ServiceManager(manager.address, watchdog).notify_forever(lambda: {"started": True})
+    assert max(after - before for before, after in pairwise(signs)) <= watchdog / 2 + 1e-9
 
 
 def test_no_sign_of_life_comes_from_a_process_whose_event_loop_is_blocked(
-    manager: Manager, start_worker: Start, conn: psycopg.Connection, tmp_path: Path
+    manager: Manager, start_worker: Start, conn: psycopg.Connection
 ) -> None:
     start_worker("-r", "jobs", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="400000")
     wait_until(manager.hears("READY=1"), timeout=30)
-    enqueue(conn, "block", {"seconds": 6.0})
-
-    def is_over() -> bool:
-        # It reads all the time, so that the time of arrival is that of reading.
-        manager.read()
-        return (tmp_path / "blocked").exists()
-
-    wait_until(is_over, timeout=30)
-    wait_until(manager.hears("WATCHDOG=1", times=len(manager.lines("WATCHDOG=1")) + 3), timeout=30)
-    times = manager.times("WATCHDOG=1")
-    gaps = [after - before for before, after in pairwise(times)]
-    # The last sign before may be read late.
-    assert max(gaps) > 3
+    # As long as ten signs of life take.
+    enqueue(conn, "block", {"seconds": 2.0})
+    wait_until(manager.hears("BLOCKED=0"), timeout=30)
+    signs = len(manager.lines("WATCHDOG=1"))
+    wait_until(manager.hears("WATCHDOG=1", times=signs + 1), timeout=30)
+    lines = manager.lines()
+    assert lines[lines.index("BLOCKED=1") + 1] == "BLOCKED=0"
 
 
 def test_the_watchdog_of_another_process_is_not_fed(manager: Manager, start_worker: Start) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import psycopg
@@ -109,7 +108,7 @@ async def test_a_handler_that_is_cut_off_gives_its_connection_back(
     async def hang(job: Job) -> None:
         async with job.transaction() as connection:
             pids.append(connection.info.backend_pid)
-            await connection.execute("select pg_sleep(30)")
+            await connection.execute("select pg_sleep(600)")
 
     @app.task
     async def quick(job: Job) -> None:
@@ -119,9 +118,7 @@ async def test_a_handler_that_is_cut_off_gives_its_connection_back(
     hanging = [enqueue(conn, "hang") for _ in range(6)]
     async with working(app, database.dsn, concurrency=2):
         assert await done(conn, *hanging) == ["dead"] * 6
-        began = time.monotonic()
         assert await done(conn, enqueue(conn, "quick")) == ["succeeded"]
-        assert time.monotonic() - began < 20
     await wait_until_async(lambda: sessions(conn, pids) == 0)
 
 

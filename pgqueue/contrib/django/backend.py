@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -248,6 +249,9 @@ class Backend(BaseTaskBackend, Generic[T]):
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
         self.database: str = self.options.get("database", "default")
+        # A task that only a view imports makes this backend during `manage.py check`, too late for its check.
+        if not _is_in_settings():
+            warnings.warn(f"{self._lacks_app()}. {_INSTALL}.", RuntimeWarning, stacklevel=2)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Enqueue a call of a task, and return its pending result.

@@ -26,6 +26,8 @@ INSTALLED_APPS = [
     "pgqueue.contrib.django",
     "shop",
 ]
+if "SITE_WITHOUT_APP" in os.environ:
+    INSTALLED_APPS.remove("pgqueue.contrib.django")
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from django.db import transaction
 
-from pgqueue import Discard
+from pgqueue import Discard, Throttled
 from pgqueue.contrib.django import task
 from pgqueue.contrib.django.api import Task
 from shop.models import Order
@@ -47,6 +47,11 @@ def context(context, n):
 @task(max_attempts=1)
 def fails(message="no such order"):
     raise ValueError(message)
+
+
+@task
+def throttled():
+    raise Throttled(after=3600)
 
 
 @task(max_attempts=1)

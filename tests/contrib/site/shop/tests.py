@@ -661,8 +661,37 @@ class FlushTest(TransactionTestCase):
     def test_what_is_not_of_jobs_stays(self):
         with connection.cursor() as cursor:
             cursor.execute("select pgqueue.schedule('stays', '@daily', 't')")
+            cursor.execute("select pgqueue.pause_queue('stays')")
             call_command("flush", interactive=False, verbosity=0)
-            cursor.execute("select pgqueue.unschedule('stays')")
+            cursor.execute("select pgqueue.unschedule('stays'), pgqueue.resume_queue('stays')")
+            self.assertEqual(cursor.fetchall(), [(True, True)])
+
+    def test_what_a_job_throttled_runs_in_the_next_test(self):
+        self.throttle()
+
+    def test_what_a_job_throttled_runs_in_the_test_after_it_too(self):
+        self.throttle()
+
+    def throttle(self):
+        tasks.throttled.enqueue()
+        self.assertEqual(drain().snoozed, 1)
+        tasks.throttled.enqueue()
+        self.assertEqual(drain().ids, [])
+
+    def test_the_clock_that_a_drain_moved_is_the_real_one_again(self):
+        self.move_clock()
+
+    def test_also_after_another_test_that_moved_it(self):
+        self.move_clock()
+
+    def move_clock(self):
+        with connection.cursor() as cursor:
+            ahead = "select pgqueue._clock() - clock_timestamp() > '59 min'"
+            cursor.execute(ahead)
+            self.assertEqual(cursor.fetchall(), [(False,)])
+            tasks.noop.using(delay=3600).enqueue()
+            self.assertEqual(drain(scheduled=True).succeeded, 1)
+            cursor.execute(ahead)
             self.assertEqual(cursor.fetchall(), [(True,)])
 
 
@@ -713,12 +742,19 @@ class ProcessTest(TransactionTestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn("pgqueue.E003", done.stderr)
 
+    def test_check_says_that_the_app_is_missing_where_only_urls_import_a_task(self):
+        done = self.run_command(command="check", SITE_WITHOUT_APP="1")
+        self.assertIn("RuntimeWarning: INSTALLED_APPS lacks 'pgqueue.contrib.django'", done.stderr)
+        self.assertIn("Add 'pgqueue.contrib.django' to INSTALLED_APPS.", done.stderr)
+
 
 class ChecksTest(TestCase):
     def test_an_app_that_is_not_installed_is_an_error(self):
-        with self.modify_settings(INSTALLED_APPS={"remove": "pgqueue.contrib.django"}):
-            [error] = default_task_backend.check()
-        self.assertEqual((error.id, error.level), ("pgqueue.E001", checks.ERROR))
+        with (
+            self.modify_settings(INSTALLED_APPS={"remove": "pgqueue.contrib.django"}),
+            self.assertRaisesMessage(SystemCheckError, "pgqueue.E001"),
+        ):
+            call_command("check")
 
     def test_nothing_is_enqueued_without_the_app(self):
         with (
