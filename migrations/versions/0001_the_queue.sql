@@ -739,6 +739,7 @@ create unlogged table pgqueue.turns (
     worker text not null,
     queue text collate "C" not null,
     lane_key text collate "C" not null,
+    began text collate "C",
     held bigint[],
     primary key (worker, queue, priority, n)
 );
@@ -751,6 +752,8 @@ comment on column pgqueue.turns.priority is 'The priority; -32768: of a row with
 comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+comment on column pgqueue.turns.began is
+    'Where the round of claims began that have found nothing so far; null: the last one has found something, or has been once round.';
 comment on column pgqueue.turns.held is
     'In a queue with max_share: the jobs that the worker held when it claimed last, and what that claim found.';
 
