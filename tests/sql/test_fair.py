@@ -156,6 +156,25 @@ def test_a_tenant_with_long_jobs_comes_after_all_others(conn: psycopg.Connection
     assert tenants(conn, reserve(conn, 5)) == ["a"] * 5
 
 
+def test_a_tenant_with_long_jobs_starts_more_also_where_only_lanes_without_jobs_are_before_it(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    fill(conn, a=10)
+    assert len(reserve(conn, 3, "busy")) == 3
+    clock.advance("1 s")
+    # Their lanes stay on the path, more of them than a claim may probe in vain.
+    fill(conn, **{f"t{i}": 1 for i in range(150)})
+    rows = [row for row in reserve(conn, 157) if job(conn, row.id).limit_key != "a"]
+    column(conn, "complete_many", *pairs(rows))
+    assert len(rows) == 150
+    fill(conn, a=10)
+    maintain(conn)
+    assert value(conn, "select cardinality(busy_lanes) from pgqueue.maintenance_runs order by n desc limit 1") == 1
+    found = [row for _ in range(3) for row in reserve(conn, 1)]
+    assert tenants(conn, found) == ["a"] * len(found) != []
+
+
 def test_tenants_with_long_jobs_are_noted_by_each_run_of_maintenance_and_for_two_seconds(
     conn: psycopg.Connection, clock: Clock
 ) -> None:

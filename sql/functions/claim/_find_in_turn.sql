@@ -131,11 +131,11 @@ begin
         from pgqueue._after_pass(
             v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
         ) a;
-        exit when v_stop is not null;
-        if v_more > 0 then
+        if v_more > 0 and v_stop is null then
             v_rounds := greatest(v_want / v_more, 1)::integer;
         else
-            exit when v_busy = '{}';
+            -- Where no other of these lanes gave a job, no slot stays empty: once more, with those that come last.
+            exit when v_busy = '{}' or (v_stop is not null and rows <> '{}');
             v_busy := '{}';
             v_rounds := 1;
         end if;
