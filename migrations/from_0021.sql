@@ -79,7 +79,7 @@ select 'queue', q.name, 'operator', 'infinity', q.paused_at, session_user from p
 alter table pgqueue.queues drop column paused_at;
 alter table pgqueue.jobs add column throttled_since timestamptz;
 comment on column pgqueue.jobs.throttled_since is
-    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted, or gone back for another reason, since.';
 alter table pgqueue.settings
     add column throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days');
 comment on column pgqueue.settings.throttle_most is

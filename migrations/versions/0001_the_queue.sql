@@ -561,7 +561,7 @@ comment on column pgqueue.jobs.run_if is
 comment on column pgqueue.jobs.group_id is 'The group of which it is a member.';
 comment on column pgqueue.jobs.has_steps is 'Whether it has completed a step; null: it has not.';
 comment on column pgqueue.jobs.throttled_since is
-    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted, or gone back for another reason, since.';
 comment on column pgqueue.jobs.lane_key is
     'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';

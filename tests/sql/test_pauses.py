@@ -291,6 +291,39 @@ def test_a_failure_begins_the_day_of_being_throttled_anew(conn: psycopg.Connecti
     assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
 
 
+@pytest.mark.parametrize("other", ["snooze", "suspend", "lapse"])
+def test_an_attempt_that_goes_back_for_another_reason_begins_the_day_of_being_throttled_anew(
+    conn: psycopg.Connection, clock: Clock, other: str
+) -> None:
+    enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+    clock.advance("1 hour")
+    held = reserve_one(conn)
+    if other == "snooze":
+        assert call(conn, "snooze", held.id, held.reservation, "25 hours") is True
+    elif other == "suspend":
+        assert call(conn, "suspend", held.id, held.reservation, until=clock.now() + timedelta(hours=25)) == "suspended"
+    clock.advance("25 hours")
+    if other == "lapse":
+        maintain(conn)
+        clock.advance("1 min")
+        maintain(conn)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+
+
+def test_a_job_that_is_given_back_unstarted_was_only_throttled(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+    clock.advance("25 hours")
+    held = reserve_one(conn)
+    assert column(conn, "release", [held.id], [held.reservation]) == []
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "dead"
+
+
 def test_release_of_a_paused_job_does_not_start_it_elsewhere(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 2)
     rows = reserve(conn, 2)
