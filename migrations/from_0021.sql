@@ -71,7 +71,7 @@ comment on column pgqueue.pauses.target is
 comment on column pgqueue.pauses.source is
     'operator: pause(). throttle: throttle(), usually called by a handler. breaker: a circuit breaker.';
 comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when resume() is called.';
-comment on column pgqueue.pauses.at is 'When the pause was written.';
+comment on column pgqueue.pauses.at is 'Since when its source lets nothing start.';
 comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
 comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
 insert into pgqueue.pauses (kind, target, source, until, at, by)

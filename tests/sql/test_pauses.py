@@ -324,6 +324,26 @@ def test_a_job_that_is_given_back_unstarted_was_only_throttled(conn: psycopg.Con
     assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "dead"
 
 
+@pytest.mark.parametrize("source", ["operator", "throttle"])
+def test_a_pause_that_is_extended_stands_since_its_beginning_also_when_its_rows_are_one(
+    conn: psycopg.Connection, clock: Clock, source: str
+) -> None:
+    conn.execute("update pgqueue.settings set throttle_most = '2 days'")
+    since = clock.now()
+    for hours in (21, 41):
+        if source == "operator":
+            assert call(conn, "pause", "task", "t", since + timedelta(hours=hours)) is True
+        else:
+            assert call(conn, "throttle", "task", "t", since + timedelta(hours=hours) - clock.now()) is True
+        clock.advance("20 hours")
+        maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.pauses") == 1
+    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == since
+    clock.advance("2 hours")
+    assert call(conn, "pause", "task", "t") is True
+    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == clock.now()
+
+
 def test_release_of_a_paused_job_does_not_start_it_elsewhere(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 2)
     rows = reserve(conn, 2)

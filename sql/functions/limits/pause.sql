@@ -41,7 +41,10 @@ declare
     v_stands record;
 begin
     perform pgqueue._check_limit(p_kind, p_target, '{queue,task,limit_key}');
-    select max(p.until) filter (where p.source = p_source) as until, count(*) > 0 as is_known
+    select
+        max(p.until) filter (where p.source = p_source) as until, count(*) > 0 as is_known,
+        -- Since when it stands: maintenance deletes the rows that end earlier.
+        least(min(p.at) filter (where p.source = p_source), v_now) as at
     into v_stands
     from pgqueue.pauses p
     where p.kind = p_kind and p.target = p_target and p.until > v_now;
@@ -49,7 +52,7 @@ begin
         return false;
     end if;
     insert into pgqueue.pauses (kind, target, source, until, at, reason, by)
-    values (p_kind, p_target, p_source, p_until, v_now, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
+    values (p_kind, p_target, p_source, p_until, v_stands.at, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
     -- One notification for all workers, as it is no queue's name; none where they know. See paused_of.
     perform pg_notify('pgqueue', '') where not v_stands.is_known and pgqueue._may_notify();
     return true;
