@@ -63,9 +63,7 @@ begin
         select h.lanes, h.is_noted into v_held, v_is_noted from pgqueue._held_in(p_worker, v_queue, p_skipped || rows) h;
     end if;
     if p_busy is not null then
-        v_busy := array(
-            select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads)
-        );
+        v_busy := array(select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads));
     end if;
     v_at := v_turn.lane_key;
     v_credit := coalesce(v_turn.credit, 0);
@@ -128,9 +126,7 @@ begin
             exit when v_want = 0;
         end if;
         select a.stop, a.more into v_stop, v_more
-        from pgqueue._after_pass(
-            v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
-        ) a;
+        from pgqueue._after_pass(v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now) a;
         if v_more > 0 and v_stop is null then
             v_rounds := greatest(v_want / v_more, 1)::integer;
         else
@@ -174,9 +170,7 @@ $$;
 
 -- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane. A round of claims
 -- that find nothing takes no pauses: after five seconds another one begins.
-create or replace function pgqueue._turn_of(
-    p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz
-)
+create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz)
 returns table (lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, has_heads boolean)
 language sql stable parallel safe rows 1
 as $$
@@ -266,9 +260,7 @@ end
 $$;
 
 -- The lanes that may have something due, in their order from p_from on and round, without p_busy. Inlined.
-create or replace function pgqueue._lanes_in_turn(
-    p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz
-)
+create or replace function pgqueue._lanes_in_turn(p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz)
 returns table (lane_key text)
 language sql stable parallel safe rows 100
 as $$
@@ -311,8 +303,7 @@ language plpgsql
 as $$
 begin
     if not exists (
-        select
-        from pgqueue.tenant_lanes t
+        select from pgqueue.tenant_lanes t
         where t.queue = p_lane.queue and t.priority = p_lane.priority and t.lane_key = '' and t.due_from <= p_now
     ) then
         return;

@@ -80,9 +80,7 @@ begin
             exit when not exists (select from generate_subscripts(v_names, 1) i where v_locked[i] <> (v_left[i] > 0))
                 and (select sum(l.wanted) from unnest(v_limits) l) = (select count(*) from unnest(p_jobs) c where c.is_limited or c.key is not null);
             v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
-            v_busy := array(
-                select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i
-            );
+            v_busy := array(select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i);
             v_of_job := array(
                 select distinct u.i
                 from (select distinct u.limits::integer[] as limits from unnest(v_of_jobs) u (limits)) j
@@ -166,9 +164,7 @@ end
 $$;
 
 -- p_on: for each row the subscript of its limit in the others.
-create or replace function pgqueue._block_on_limits(
-    p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[]
-)
+create or replace function pgqueue._block_on_limits(p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[])
 returns void
 language plpgsql
 as $$

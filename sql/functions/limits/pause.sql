@@ -3,9 +3,7 @@
 -- Inserts a row of pauses, and never updates one: hundreds of workers may pause one target at a moment. The longest end of
 -- all its rows counts. Workers are notified: they give back what they have not started.
 
-create or replace function pgqueue.pause(
-    kind text, target text, until timestamptz default null, reason text default null
-)
+create or replace function pgqueue.pause(kind text, target text, until timestamptz default null, reason text default null)
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -30,9 +28,7 @@ comment on function pgqueue.pause(text, text, timestamptz, text) is
     'select pgqueue.pause(''task'', ''call_api'', now() + interval ''1 hour'', ''the provider is down'');';
 
 -- False: a row of this source stands as long already.
-create or replace function pgqueue._pause(
-    p_kind text, p_target text, p_source text, p_until timestamptz, p_reason text, p_by text
-)
+create or replace function pgqueue._pause(p_kind text, p_target text, p_source text, p_until timestamptz, p_reason text, p_by text)
 returns boolean
 language plpgsql
 as $$
