@@ -71,7 +71,7 @@ comment on column pgqueue.pauses.target is
 comment on column pgqueue.pauses.source is
     'operator: pause(). throttle: throttle(), usually called by a handler. breaker: a circuit breaker.';
 comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when resume() is called.';
-comment on column pgqueue.pauses.at is 'When the pause was written.';
+comment on column pgqueue.pauses.at is 'Since when its source lets nothing start.';
 comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
 comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
 insert into pgqueue.pauses (kind, target, source, until, at, by)
@@ -79,7 +79,7 @@ select 'queue', q.name, 'operator', 'infinity', q.paused_at, session_user from p
 alter table pgqueue.queues drop column paused_at;
 alter table pgqueue.jobs add column throttled_since timestamptz;
 comment on column pgqueue.jobs.throttled_since is
-    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted, or gone back for another reason, since.';
 alter table pgqueue.settings
     add column throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days');
 comment on column pgqueue.settings.throttle_most is
@@ -210,6 +210,7 @@ create unlogged table pgqueue.turns (
     worker text not null,
     queue text collate "C" not null,
     lane_key text collate "C" not null,
+    began text collate "C",
     held bigint[],
     primary key (worker, queue, priority, n)
 );
@@ -222,6 +223,8 @@ comment on column pgqueue.turns.priority is 'The priority; -32768: of a row with
 comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+comment on column pgqueue.turns.began is
+    'Where the round of claims began that have found nothing so far; null: the last one has found something, or has been once round.';
 comment on column pgqueue.turns.held is
     'In a queue with max_share: the jobs that the worker held when it claimed last, and what that claim found.';
 

@@ -283,7 +283,7 @@ comment on column pgqueue.pauses.target is
 comment on column pgqueue.pauses.source is
     'operator: pause(). throttle: throttle(), usually called by a handler. breaker: a circuit breaker.';
 comment on column pgqueue.pauses.until is 'When the pause ends; infinity: when resume() is called.';
-comment on column pgqueue.pauses.at is 'When the pause was written.';
+comment on column pgqueue.pauses.at is 'Since when its source lets nothing start.';
 comment on column pgqueue.pauses.reason is 'Why, as given to pause() or throttle().';
 comment on column pgqueue.pauses.by is 'Who: the actor, as in the audit; for a throttle, the worker.';
 comment on column pgqueue.pauses.half_open_at is 'When a breaker becomes half-open: from then on one job at a time starts, until an attempt decides.';
@@ -561,7 +561,7 @@ comment on column pgqueue.jobs.run_if is
 comment on column pgqueue.jobs.group_id is 'The group of which it is a member.';
 comment on column pgqueue.jobs.has_steps is 'Whether it has completed a step; null: it has not.';
 comment on column pgqueue.jobs.throttled_since is
-    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted since.';
+    'Since when the job has only been throttled; after a day the next throttle counts as an attempt. Null: it was not throttled, or an attempt has counted, or gone back for another reason, since.';
 comment on column pgqueue.jobs.lane_key is
     'Private: the tenant in whose lane of a fair queue the job takes its turn, after eight digits of its hash. Null: its queue was not fair.';
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
@@ -739,6 +739,7 @@ create unlogged table pgqueue.turns (
     worker text not null,
     queue text collate "C" not null,
     lane_key text collate "C" not null,
+    began text collate "C",
     held bigint[],
     primary key (worker, queue, priority, n)
 );
@@ -751,6 +752,8 @@ comment on column pgqueue.turns.priority is 'The priority; -32768: of a row with
 comment on column pgqueue.turns.worker is 'The worker.';
 comment on column pgqueue.turns.queue is 'The queue.';
 comment on column pgqueue.turns.lane_key is 'The lane of the tenant that was served last.';
+comment on column pgqueue.turns.began is
+    'Where the round of claims began that have found nothing so far; null: the last one has found something, or has been once round.';
 comment on column pgqueue.turns.held is
     'In a queue with max_share: the jobs that the worker held when it claimed last, and what that claim found.';
 

@@ -263,6 +263,33 @@ def test_an_operator_closes_and_removes_a_breaker(conn: psycopg.Connection, cloc
     assert opened(conn) == []
 
 
+def test_removing_the_breaker_of_a_prefix_leaves_open_what_another_breaker_has_opened(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    for target in ("host:*", "host:a", "host:long:*"):
+        call(conn, "set_breaker", "limit_key", target, failures=0.5, of=2, pause="30 s")
+    for value_of in ("host:a", "host:b", "host:long:b"):
+        enqueue_many(conn, 2, limit_key=value_of)
+    fail(conn, claim(conn, 6))
+    assert [name for name, _ in opened(conn)] == ["host:a", "host:b", "host:long:b"]
+    assert call(conn, "remove_breaker", "limit_key", "host:*") is True
+    assert [name for name, _ in opened(conn)] == ["host:a", "host:long:b"]
+    assert call(conn, "remove_breaker", "limit_key", "host:a") is True
+    assert [name for name, _ in opened(conn)] == ["host:long:b"]
+
+
+def test_removing_the_breaker_of_a_task_with_a_star_in_its_name_leaves_other_tasks(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    for task in ("t", "t*"):
+        call(conn, "set_breaker", "task", task, failures=0.5, of=2, pause="30 s")
+        enqueue_many(conn, 2, task)
+        fail(conn, claim(conn, 2))
+    assert [name for name, _ in opened(conn)] == ["t", "t*"]
+    assert call(conn, "remove_breaker", "task", "t*") is True
+    assert [name for name, _ in opened(conn)] == ["t"]
+
+
 def test_an_operators_pause_outlasts_an_open_breaker(conn: psycopg.Connection, clock: Clock) -> None:
     open_it(conn)
     call(conn, "pause", "task", "t", clock.now() + timedelta(minutes=5))

@@ -422,3 +422,60 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     assert level == pytest.approx(60)
     assert len(claim(conn)) == 1
     assert value(conn, "select count(*) from pgqueue.limit_levels") == 1
+
+
+def _rows(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
+    return conn.execute("select id, ctid::text, state from pgqueue.jobs where limit_key = 'a' order by id").fetchall()
+
+
+def test_a_tenant_whose_bucket_has_too_little_has_one_job_blocked_and_the_others_keep_their_turns(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    call(conn, "set_limit", "limit_key", "a", rate=60, per="1 min", burst=1500)
+    assert work(conn, 1200) == claim(conn)
+    first, *others = work(conn, *[1200] * 3, *[100] * 7)
+    theirs = work(conn, *[1] * 6, limit_key="b")
+    before = _rows(conn)
+    assert claim(conn, 6) == theirs
+    for _ in range(5):
+        assert claim(conn, 20) == []
+    after = _rows(conn)
+    assert [row[0] for row in after if row[2] == "blocked"] == [first]
+    assert after[1:] == before[1:]
+    # It is full enough for the first one in 900 s, and the others follow in their order.
+    clock.advance("890 s")
+    maintain(conn)
+    assert claim(conn) == []
+    clock.advance("11 s")
+    assert claim(conn) == [first]
+    assert [row[2] for row in _rows(conn)].count("blocked") <= 1
+    for number, job_id in enumerate(others):
+        assert claim(conn) == []
+        clock.advance("1200 s" if number < 2 else "100 s")
+        maintain(conn)
+        assert claim(conn) == [job_id]
+
+
+def test_an_idle_worker_is_told_when_the_bucket_of_a_tenant_is_full_enough(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    call(conn, "set_limit", "limit_key", "a", rate=60, per="1 min", burst=1500)
+    assert work(conn, 1200) == claim(conn)
+    work(conn, 1200, 1200)
+    assert claim(conn) == []
+    # What a claim has blocked is checked once soon after.
+    clock.advance("1 s")
+    assert claim(conn) == []
+    assert timedelta(seconds=895) < next_due(conn) - clock.now() < timedelta(seconds=901)
+
+
+def test_explain_says_of_a_job_of_a_tenant_what_the_one_before_it_costs(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    call(conn, "set_limit", "limit_key", "a", rate=60, per="1 min", burst=1500)
+    assert work(conn, 1200) == claim(conn)
+    _, small = work(conn, 1200, 100)
+    assert claim(conn) == []
+    reason, detail, _ = explained(conn, small)
+    assert (reason, detail.startswith("its limit limit_key:a has 300 of 1,200 units")) == ("limit", True)

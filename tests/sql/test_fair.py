@@ -156,6 +156,25 @@ def test_a_tenant_with_long_jobs_comes_after_all_others(conn: psycopg.Connection
     assert tenants(conn, reserve(conn, 5)) == ["a"] * 5
 
 
+def test_a_tenant_with_long_jobs_starts_more_also_where_only_lanes_without_jobs_are_before_it(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    fill(conn, a=10)
+    assert len(reserve(conn, 3, "busy")) == 3
+    clock.advance("1 s")
+    # Their lanes stay on the path, more of them than a claim may probe in vain.
+    fill(conn, **{f"t{i}": 1 for i in range(150)})
+    rows = [row for row in reserve(conn, 157) if job(conn, row.id).limit_key != "a"]
+    column(conn, "complete_many", *pairs(rows))
+    assert len(rows) == 150
+    fill(conn, a=10)
+    maintain(conn)
+    assert value(conn, "select cardinality(busy_lanes) from pgqueue.maintenance_runs order by n desc limit 1") == 1
+    found = [row for _ in range(3) for row in reserve(conn, 1)]
+    assert tenants(conn, found) == ["a"] * len(found) != []
+
+
 def test_tenants_with_long_jobs_are_noted_by_each_run_of_maintenance_and_for_two_seconds(
     conn: psycopg.Connection, clock: Clock
 ) -> None:
@@ -482,6 +501,60 @@ def test_a_worker_is_woken_where_its_claim_has_stopped_on_the_way(conn: psycopg.
         assert [each.payload for each in listener.notifies(timeout=10, stop_after=1)] == ["wake"]
     else:
         pytest.fail("the job was not found")
+
+
+def _claims_until_no_wake(conn: psycopg.Connection, heard: list[str]) -> int:
+    for number in range(1, 20):
+        heard.clear()
+        assert reserve(conn, 1) == []
+        if not heard:
+            return number
+    pytest.fail("the claims of a worker wake it for ever")
+
+
+def _hundred_lanes_of_which_one_may_not_start(conn: psycopg.Connection, rule: str) -> list[str]:
+    """Return a list that receives the wake-ups of worker w."""
+    fill(conn, a=5, **{f"t{i}": 1 for i in range(99)})
+    if rule == "limit":
+        call(conn, "set_limit", "limit_key", "a*", 2)
+    else:
+        call(conn, "pause", "limit_key", "a")
+    rows = reserve(conn, 1000)
+    done = [row for row in rows if job(conn, row.id).limit_key != "a"]
+    column(conn, "complete_many", *pairs(done))
+    assert len(done) == 99
+    heard: list[str] = []
+    conn.add_notify_handler(lambda notice: heard.append(notice.payload))
+    conn.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
+    return heard
+
+
+@pytest.mark.parametrize("rule", ["limit", "pause"])
+def test_wakes_end_after_a_round_that_found_nothing_and_the_next_round_finds_what_came(
+    conn: psycopg.Connection, rule: str
+) -> None:
+    heard = _hundred_lanes_of_which_one_may_not_start(conn, rule)
+    assert _claims_until_no_wake(conn, heard) == 2
+    # Wherever the last round has ended.
+    for tenant in (f"t{i}" for i in range(0, 99, 9)):
+        enqueue(conn, limit_key=tenant)
+        heard.clear()
+        while not (rows := reserve(conn, 1)):
+            assert heard == ["wake"]
+            heard.clear()
+        assert tenants(conn, rows) == [tenant]
+        column(conn, "complete_many", *pairs(rows))
+        assert _claims_until_no_wake(conn, heard) <= 3
+
+
+def test_a_round_that_was_interrupted_begins_anew(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    heard = _hundred_lanes_of_which_one_may_not_start(conn, "limit")
+    assert reserve(conn, 1) == []
+    assert heard == ["wake"]
+    # What came meanwhile may be in a lane that the round has passed.
+    clock.advance("6 s")
+    assert _claims_until_no_wake(conn, heard) == 2
 
 
 @pytest.mark.parametrize(

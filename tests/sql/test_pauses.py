@@ -291,6 +291,59 @@ def test_a_failure_begins_the_day_of_being_throttled_anew(conn: psycopg.Connecti
     assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
 
 
+@pytest.mark.parametrize("other", ["snooze", "suspend", "lapse"])
+def test_an_attempt_that_goes_back_for_another_reason_begins_the_day_of_being_throttled_anew(
+    conn: psycopg.Connection, clock: Clock, other: str
+) -> None:
+    enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+    clock.advance("1 hour")
+    held = reserve_one(conn)
+    if other == "snooze":
+        assert call(conn, "snooze", held.id, held.reservation, "25 hours") is True
+    elif other == "suspend":
+        assert call(conn, "suspend", held.id, held.reservation, until=clock.now() + timedelta(hours=25)) == "suspended"
+    clock.advance("25 hours")
+    if other == "lapse":
+        maintain(conn)
+        clock.advance("1 min")
+        maintain(conn)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+
+
+def test_a_job_that_is_given_back_unstarted_was_only_throttled(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "throttled"
+    clock.advance("25 hours")
+    held = reserve_one(conn)
+    assert column(conn, "release", [held.id], [held.reservation]) == []
+    held = reserve_one(conn)
+    assert call(conn, "throttled", held.id, held.reservation, "1 hour") == "dead"
+
+
+@pytest.mark.parametrize("source", ["operator", "throttle"])
+def test_a_pause_that_is_extended_stands_since_its_beginning_also_when_its_rows_are_one(
+    conn: psycopg.Connection, clock: Clock, source: str
+) -> None:
+    conn.execute("update pgqueue.settings set throttle_most = '2 days'")
+    since = clock.now()
+    for hours in (21, 41):
+        if source == "operator":
+            assert call(conn, "pause", "task", "t", since + timedelta(hours=hours)) is True
+        else:
+            assert call(conn, "throttle", "task", "t", since + timedelta(hours=hours) - clock.now()) is True
+        clock.advance("20 hours")
+        maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.pauses") == 1
+    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == since
+    clock.advance("2 hours")
+    assert call(conn, "pause", "task", "t") is True
+    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == clock.now()
+
+
 def test_release_of_a_paused_job_does_not_start_it_elsewhere(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 2)
     rows = reserve(conn, 2)

@@ -6,7 +6,7 @@
 -- probe. The next pass continues there, for as many rounds at once as the lanes need that have more: two a claim, as a rule.
 -- Where it ended is written, unless the last claim ended there. What a tenant could not take because the claim was full it has
 -- first in the next one. At most 64 lanes in which nothing is due are probed, then the claim ends where it is, and its worker is
--- woken to continue.
+-- woken to continue: until such claims have been once round and found nothing, for what is there may not start (turns.began).
 -- Where handlers are long, a turn of starts would give a tenant with jobs of a minute all slots in the end: tenants whose long
 -- jobs are more than their part come after all others.
 -- Jobs that are in no lane come last; but in one claim of sixteen one of them comes first, so that no flood keeps them waiting.
@@ -38,7 +38,8 @@ declare
     v_is_noted boolean;
     v_lanes text[] := '{}'::text[];
     v_got record;
-    v_stop text;
+    v_stop text collate "C";
+    v_began text collate "C";
     v_more bigint;
 begin
     rows := '{}';
@@ -62,9 +63,7 @@ begin
         select h.lanes, h.is_noted into v_held, v_is_noted from pgqueue._held_in(p_worker, v_queue, p_skipped || rows) h;
     end if;
     if p_busy is not null then
-        v_busy := array(
-            select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads)
-        );
+        v_busy := array(select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads));
     end if;
     v_at := v_turn.lane_key;
     v_credit := coalesce(v_turn.credit, 0);
@@ -127,24 +126,30 @@ begin
             exit when v_want = 0;
         end if;
         select a.stop, a.more into v_stop, v_more
-        from pgqueue._after_pass(
-            p_worker, v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now
-        ) a;
-        if v_stop is not null then
-            v_at := v_stop;
-            v_credit := 0;
-            exit;
-        elsif v_more > 0 then
+        from pgqueue._after_pass(v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now) a;
+        if v_more > 0 and v_stop is null then
             v_rounds := greatest(v_want / v_more, 1)::integer;
         else
-            exit when v_busy = '{}';
+            -- Where no other of these lanes gave a job, no slot stays empty: once more, with those that come last.
+            exit when v_busy = '{}' or (v_stop is not null and rows <> '{}');
             v_busy := '{}';
             v_rounds := 1;
         end if;
     end loop;
-    if v_at is not null and (v_at, v_credit) is distinct from (v_turn.lane_key, v_turn.credit) then
-        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, at)
-        values (p_worker, v_queue, v_priority, v_at, v_credit, p_now);
+    if v_want > 0 and v_stop is not null then
+        v_at := v_stop;
+        v_credit := 0;
+        v_began := case when rows = '{}' then coalesce(v_turn.began, v_from) end;
+        if (v_stop < v_began, v_stop) < (v_from < v_began, v_from) then
+            -- It has passed where the round began.
+            v_began := null;
+            v_stop := null;
+        end if;
+        perform pg_notify(pgqueue._channel(p_worker), 'wake') where v_stop is not null and pgqueue._may_notify();
+    end if;
+    if v_at is not null and (v_at, v_credit, v_began) is distinct from (v_turn.lane_key, v_turn.credit, v_turn.began) then
+        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, began, at)
+        values (p_worker, v_queue, v_priority, v_at, v_credit, v_began, p_now);
     end if;
     if v_want > 0 and v_stop is null then
         v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
@@ -163,15 +168,14 @@ begin
 end
 $$;
 
--- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane.
-create or replace function pgqueue._turn_of(
-    p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz
-)
-returns table (lane_key text, credit integer, has_shares boolean, is_shared boolean, has_rules boolean, has_heads boolean)
+-- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane. A round of claims
+-- that find nothing takes no pauses: after five seconds another one begins.
+create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz)
+returns table (lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, has_heads boolean)
 language sql stable parallel safe rows 1
 as $$
     select
-        t.lane_key, t.credit,
+        t.lane_key, t.credit, case when t.at > p_now - interval '5 s' then t.began end,
         exists (select from pgqueue.shares),
         exists (select from pgqueue.queues q where q.name = p_queue and q.max_share < 1),
         pgqueue._has_rules_of_tenants(p_now),
@@ -185,7 +189,7 @@ as $$
         )
     from (select) one
     left join lateral (
-        select x.lane_key, x.credit
+        select x.lane_key, x.credit, x.began, x.at
         from pgqueue.turns x
         where x.worker = p_worker and x.queue = p_queue and x.priority = p_priority
         order by x.worker desc, x.queue desc, x.priority desc, x.n desc
@@ -229,9 +233,9 @@ end
 $$;
 
 -- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many: the claim ends
--- there, and its worker is woken. more: the shares of those lanes that gave all that they were asked for.
+-- there. more: the shares of those lanes that gave all that they were asked for.
 create or replace function pgqueue._after_pass(
-    p_worker text, p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[],
+    p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[],
     p_quotas integer[], p_shares integer[], p_now timestamptz, out stop text, out more bigint
 )
 language plpgsql
@@ -243,9 +247,6 @@ begin
         offset p_most - 1
         limit 1
     );
-    if stop is not null and pgqueue._may_notify() then
-        perform pg_notify(pgqueue._channel(p_worker), 'wake');
-    end if;
     more := (
         select coalesce(sum(g.share), 0)
         from (
@@ -259,9 +260,7 @@ end
 $$;
 
 -- The lanes that may have something due, in their order from p_from on and round, without p_busy. Inlined.
-create or replace function pgqueue._lanes_in_turn(
-    p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz
-)
+create or replace function pgqueue._lanes_in_turn(p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz)
 returns table (lane_key text)
 language sql stable parallel safe rows 100
 as $$
@@ -304,8 +303,7 @@ language plpgsql
 as $$
 begin
     if not exists (
-        select
-        from pgqueue.tenant_lanes t
+        select from pgqueue.tenant_lanes t
         where t.queue = p_lane.queue and t.priority = p_lane.priority and t.lane_key = '' and t.due_from <= p_now
     ) then
         return;

@@ -7,7 +7,8 @@
 -- that it cannot kill worker after worker. A batch counts for its leader alone; the members go back.
 
 create or replace function pgqueue._put_back(
-    p_job_ids bigint[], p_delay interval, p_began boolean, p_lost boolean, p_crashed bigint[] default null
+    p_job_ids bigint[], p_delay interval, p_began boolean, p_lost boolean, p_crashed bigint[] default null,
+    p_throttled_since timestamptz default null
 )
 returns void
 language plpgsql
@@ -63,6 +64,7 @@ begin
                 losses = j.losses + p_lost::integer,
                 expires_at = case when not p_began then j.expires_at end,
                 lease_expires_at = null,
+                throttled_since = case when p_began then p_throttled_since else j.throttled_since end,
                 -- A batch that has a step stays together.
                 leader = case when j.has_steps then nullif(j.leader, j.id) end,
                 followers = case when j.has_steps then j.followers end

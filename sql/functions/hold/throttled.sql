@@ -1,7 +1,7 @@
 -- throttled: gives a job back whose handler was told to come back later ("429, in 30 s"), and throttles the others too.
 --
 -- Locks rows as complete() does. A job that has only been throttled for 24 hours fails instead, so that endless refusals use up
--- its attempts: throttled_since holds the time of the first one, until an attempt counts.
+-- its attempts: throttled_since holds the time of the first one, until an attempt counts or goes back for another reason.
 
 create or replace function pgqueue.throttled(
     job_id bigint, reservation bigint, delay interval, kind text default null, reason text default null
@@ -50,8 +50,9 @@ begin
             v_delay
         );
     end if;
-    update pgqueue.jobs j set throttled_since = v_now where j.id = throttled.job_id and j.throttled_since is null;
-    perform pgqueue._put_back(array[throttled.job_id], v_delay, true, false);
+    perform pgqueue._put_back(
+        array[throttled.job_id], v_delay, true, false, p_throttled_since => coalesce(v_job.throttled_since, v_now)
+    );
     return 'throttled';
 end
 $$;

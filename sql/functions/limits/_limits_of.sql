@@ -237,10 +237,10 @@ begin
         a.next_at
     from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
     cross join lateral pgqueue._capacity_of(l, p_now, v_lease_head) c
-    -- What it blocks waits for the first of them.
+    -- All wait for the first that it blocks.
     cross join lateral (
         select least(
-            case when p_name is null then coalesce(p_job.cost, 1) else pgqueue._wanted_units(l.name, p_now) end,
+            greatest(case when p_name is null then coalesce(p_job.cost, 1) end, pgqueue._wanted_units(l.name, p_now)),
             coalesce(l.burst, l.rate), l.max_cost
         ) as units
     ) w

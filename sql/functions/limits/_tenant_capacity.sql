@@ -1,4 +1,5 @@
--- Limits and pauses of tenants in fair queues: claims pass their lanes over, and write nothing. See _find_in_turn.
+-- Limits and pauses of tenants in fair queues: claims pass their lanes over, and write nothing (where jobs have costs, they block
+-- the first one that does not fit). See _find_in_turn.
 
 -- How many rules a tenant has: limits, pauses, and max_share of its queue, if the worker has reported its slots. How many of p_most
 -- jobs they let start now, and when to look again if none may start (null: when one of them ends).
@@ -17,7 +18,11 @@ begin
     select count(*), greatest(least(min(a.capacity), p_most), 0), max(a.next_at) filter (where a.capacity <= 0)
     into rules, capacity, next_at
     from (
-        select c.capacity, case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end as next_at
+        -- Where costs decide, none passes the one that is blocked: see _within_limits.
+        select
+            case when c.units is null or not (pgqueue._has_costs() and exists (select from pgqueue._first_blocked_on(r.name)))
+                then c.capacity else 0 end as capacity,
+            case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end as next_at
         from pgqueue._rules_of(null, null, null, v_limit_key, p_now) r
         -- Column by column: a whole row would be made and taken apart for each lane.
         cross join lateral pgqueue._capacity_of(

@@ -6,7 +6,7 @@
 -- if a claim of before has blocked that one. So small jobs do not keep a large one from starting.
 
 -- p_free: how many may start at most. unstarted: those that do not. skipped: those of them that stay where they are because
--- another claim starts jobs under one of their limits, or their queue has no capacity. Jobs without capacity are blocked.
+-- another claim starts jobs under one of their limits, or their queue or tenant has no capacity. Others without capacity are blocked.
 create or replace function pgqueue._within_limits(
     p_jobs pgqueue.candidate[], p_free integer, p_now timestamptz, out unstarted tid[], out skipped tid[]
 )
@@ -80,9 +80,7 @@ begin
             exit when not exists (select from generate_subscripts(v_names, 1) i where v_locked[i] <> (v_left[i] > 0))
                 and (select sum(l.wanted) from unnest(v_limits) l) = (select count(*) from unnest(p_jobs) c where c.is_limited or c.key is not null);
             v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
-            v_busy := array(
-                select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i
-            );
+            v_busy := array(select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i);
             v_of_job := array(
                 select distinct u.i
                 from (select distinct u.limits::integer[] as limits from unnest(v_of_jobs) u (limits)) j
@@ -130,7 +128,14 @@ begin
                 end loop;
             else
                 unstarted := unstarted || p_jobs[v_n].row_ctid;
-                if v_limits[v_full].kind <> 'queue' then
+                if v_limits[v_full].kind <> 'queue' and not (
+                    -- One of a tenant that takes turns is enough to wait for the limit: the others keep their turns.
+                    v_limits[v_full].kind = 'limit_key'
+                    and num_nonnulls(v_limits[v_full].waiting, array_position(v_blocked_on, v_full)) > 0
+                    and exists (
+                        select from pgqueue.jobs j where j.ctid = p_jobs[v_n].row_ctid and j.lane_key is not null and not j.resumed
+                    )
+                ) then
                     v_blocked := v_blocked || p_jobs[v_n].row_ctid;
                     v_blocked_on := v_blocked_on || v_full;
                 elsif v_full is not null or not v_may_start then
@@ -159,9 +164,7 @@ end
 $$;
 
 -- p_on: for each row the subscript of its limit in the others.
-create or replace function pgqueue._block_on_limits(
-    p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[]
-)
+create or replace function pgqueue._block_on_limits(p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[])
 returns void
 language plpgsql
 as $$

@@ -3,9 +3,7 @@
 -- Inserts a row of pauses, and never updates one: hundreds of workers may pause one target at a moment. The longest end of
 -- all its rows counts. Workers are notified: they give back what they have not started.
 
-create or replace function pgqueue.pause(
-    kind text, target text, until timestamptz default null, reason text default null
-)
+create or replace function pgqueue.pause(kind text, target text, until timestamptz default null, reason text default null)
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -30,9 +28,7 @@ comment on function pgqueue.pause(text, text, timestamptz, text) is
     'select pgqueue.pause(''task'', ''call_api'', now() + interval ''1 hour'', ''the provider is down'');';
 
 -- False: a row of this source stands as long already.
-create or replace function pgqueue._pause(
-    p_kind text, p_target text, p_source text, p_until timestamptz, p_reason text, p_by text
-)
+create or replace function pgqueue._pause(p_kind text, p_target text, p_source text, p_until timestamptz, p_reason text, p_by text)
 returns boolean
 language plpgsql
 as $$
@@ -41,7 +37,10 @@ declare
     v_stands record;
 begin
     perform pgqueue._check_limit(p_kind, p_target, '{queue,task,limit_key}');
-    select max(p.until) filter (where p.source = p_source) as until, count(*) > 0 as is_known
+    select
+        max(p.until) filter (where p.source = p_source) as until, count(*) > 0 as is_known,
+        -- Since when it stands: maintenance deletes the rows that end earlier.
+        least(min(p.at) filter (where p.source = p_source), v_now) as at
     into v_stands
     from pgqueue.pauses p
     where p.kind = p_kind and p.target = p_target and p.until > v_now;
@@ -49,7 +48,7 @@ begin
         return false;
     end if;
     insert into pgqueue.pauses (kind, target, source, until, at, reason, by)
-    values (p_kind, p_target, p_source, p_until, v_now, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
+    values (p_kind, p_target, p_source, p_until, v_stands.at, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
     -- One notification for all workers, as it is no queue's name; none where they know. See paused_of.
     perform pg_notify('pgqueue', '') where not v_stands.is_known and pgqueue._may_notify();
     return true;

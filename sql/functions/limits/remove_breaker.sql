@@ -19,7 +19,15 @@ begin
     where p.kind = remove_breaker.kind and p.source = 'breaker'
         and (
             p.target = remove_breaker.target
-            or (right(remove_breaker.target, 1) = '*' and starts_with(p.target, left(remove_breaker.target, -1)))
+            or (
+                p.kind = 'limit_key' and right(remove_breaker.target, 1) = '*' and starts_with(p.target, left(remove_breaker.target, -1))
+                -- Its own breaker, or that of a longer prefix*, has opened it.
+                and not exists (
+                    select from pgqueue.breakers b
+                    where b.kind = p.kind and (b.target = p.target or (length(b.target) > length(remove_breaker.target)
+                        and right(b.target, 1) = '*' and starts_with(p.target, left(b.target, -1))))
+                )
+            )
         );
     delete from pgqueue.breaker_ends e
     where e.kind = remove_breaker.kind and e.target = remove_breaker.target;
