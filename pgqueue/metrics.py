@@ -62,14 +62,14 @@ OF_DATABASE = {
     "pgqueue_breakers_open": "Breakers that are open or half-open, by kind and state.",
     "pgqueue_workers": "Living workers that claim from a queue.",
     "pgqueue_slots": (
-        "Slots of all living workers: running, overlong (for ten times as long as the task usually takes), free."
+        "Slots of all living workers: running, overlong (for ten times the usual p95 of the task), free."
     ),
     "pgqueue_heartbeat_memory_bytes": "Resident memory of a living worker, as its last heartbeat reported it.",
     "pgqueue_tenant_jobs": (
         "Jobs of a limit_key that wait, the ten that have most, and (others);"
         " estimated from 40 blocks where the table has more."
     ),
-    "pgqueue_dead_jobs": "Jobs among the newest 30 dead ones, by task, class and masked error: ten groups at most.",
+    "pgqueue_dead_jobs": "Jobs among the newest 2,000 dead ones, by task, class and masked error: ten groups at most.",
     "pgqueue_events": "Events that are kept, as statistics of the server have it.",
     "pgqueue_event_waits": "Jobs that wait for an event, as statistics of the server have it.",
     "pgqueue_limit_executing": "Executing jobs under a limit.",

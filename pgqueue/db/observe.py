@@ -182,7 +182,9 @@ def executing() -> Call[list[Row]]:
         b" pgqueue.legible(to_jsonb(x.task)) #>> '{}',"
         b" array_agg(extract(epoch from x.reserved_at)::float8 order by x.reserved_at, x.id),"
         b" array_agg(x.id order by x.reserved_at, x.id)"
-        b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e limit 20000) x"
+        # The members of a batch take one slot together.
+        b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e"
+        b" where e.leader is null or e.leader = e.id limit 20000) x"
         b" group by x.reserved_by, x.queue, x.task",
         (),
         read_rows,

@@ -3,7 +3,7 @@
 
 create or replace view pgqueue.executing as
 select
-    j.id, j.queue, j.task, j.key, j.limit_key, j.attempts, j.reserved_at, j.reserved_by, j.lease_expires_at, j.progress
+    j.id, j.queue, j.task, j.key, j.limit_key, j.attempts, j.reserved_at, j.reserved_by, j.lease_expires_at, j.progress, j.leader
 from pgqueue._executing_jobs() j;
 
 comment on view pgqueue.executing is
@@ -18,3 +18,4 @@ comment on column pgqueue.executing.reserved_at is 'When it was reserved.';
 comment on column pgqueue.executing.reserved_by is 'The worker that holds it.';
 comment on column pgqueue.executing.lease_expires_at is 'When that reservation ends, unless extended.';
 comment on column pgqueue.executing.progress is 'The progress that its handler last reported: done, total and note.';
+comment on column pgqueue.executing.leader is 'The job whose handler runs it in a batch: they take one slot together. Null or its own id: it takes one.';

@@ -143,6 +143,31 @@ def test_a_number_at_which_counting_stopped_has_a_sign(conn: psycopg.Connection,
     assert sample(conn, "mail", "array[executing, counted_to]") == [100_000, 10_000]
 
 
+def test_a_bound_that_queues_share_leaves_the_ready_jobs_of_each_exact(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    conn.execute(
+        "insert into pgqueue.history (id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state,"
+        " attempts, losses, priority, granularity, queue, task, args)"
+        " select nextval('pgqueue.jobs_id_seq'), 1, c.now, c.now, c.now, c.now, c.now + interval '1 day', 'dead',"
+        " 1, 0, 0, 'd', 'dead', 't', '{}' from generate_series(1, 100001) g, (select pgqueue._clock() as now) c"
+    )
+    counts = "array[waiting, due, scheduled, failed]"
+    enqueue_many(conn, 3, queue="mail")
+    enqueue(conn, queue="later", delay="1 h")
+    for _ in range(3):
+        maintain(conn)
+        clock.advance("11 s")
+    assert sample(conn, "mail", counts) == [3, 3, 0, 0]
+    for expected in (4, 5, 6):
+        enqueue(conn, queue="mail")
+        enqueue(conn, queue="later", delay="1 h")
+        maintain(conn)
+        clock.advance("11 s")
+        assert sample(conn, "mail", counts) == [expected, expected, 0, 0]
+        assert sample(conn, "later", counts) == [expected - 2, 0, expected - 2, 0]
+    assert sample(conn, "dead", "dead") == 100_001
+
+
 def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connection, clock: Clock) -> None:
     for queue in ("a", "b", "c"):
         for jobs in (9000, 1050):
@@ -379,6 +404,13 @@ def test_slots_that_are_used_free_and_taken_far_too_long_are_metrics(conn: psyco
     assert by_label(conn, "pgqueue_slots") == {"running": 2, "overlong": 1, "free": 5}
 
 
+def test_members_of_a_batch_and_prefetched_jobs_take_no_slots_of_their_own(conn: psycopg.Connection) -> None:
+    call(conn, "hello", "w", None, Jsonb({"concurrency": 4, "heartbeat": 60}))
+    enqueue_many(conn, 9)
+    reserve(conn, 9, "w")
+    assert by_label(conn, "pgqueue_slots") == {"running": 4, "overlong": 0, "free": 0}
+
+
 def test_the_ten_tenants_with_most_jobs_that_wait_are_a_metric_and_the_rest_is_one_row(
     conn: psycopg.Connection,
 ) -> None:
@@ -409,13 +441,13 @@ def test_the_tenants_of_a_large_table_are_estimated_from_as_many_blocks_as_of_a_
 
 
 def test_what_the_newest_dead_jobs_died_of_is_a_metric_by_masked_error(conn: psycopg.Connection) -> None:
-    for number in range(3):
+    for number in range(40):
         enqueue(conn, "pay")
         job = reserve_one(conn)
         error = Jsonb({"class": "Refused", "message": f"card {number} was refused"})
         call(conn, "fail", job.id, job.reservation, error, retry=False)
     rows = conn.execute("select labels, value from pgqueue.metrics() where name = 'pgqueue_dead_jobs'").fetchall()
-    assert rows == [({"task": "pay", "class": "Refused", "error": "card <n> was refused"}, 3)]
+    assert rows == [({"task": "pay", "class": "Refused", "error": "card <n> was refused"}, 40)]
 
 
 def test_memory_that_heartbeats_reported_is_a_metric_of_living_workers(conn: psycopg.Connection, clock: Clock) -> None:

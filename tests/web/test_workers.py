@@ -10,9 +10,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.db import observe
+from pgqueue.db.call import perform
 from pgqueue.testing import Clock
-from pgqueue.web import capacity
-from tests.calls import call, enqueue, maintain, reserve, value
+from pgqueue.web import capacity, series
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, table, value
 
 Ask = Callable[..., httpx.Response]
 
@@ -102,6 +104,46 @@ def test_a_worker_shows_its_slots_by_task_and_age(conn: psycopg.Connection, ask:
     assert text.count('class="cell free"') == 2
     assert "1 far too long, 2 of 4 slots free" in text
     assert " style=" not in text
+
+
+@pytest.mark.parametrize("bucket", range(12))
+def test_a_page_and_why_late_agree_on_which_job_runs_far_too_long(
+    conn: psycopg.Connection, clock: Clock, bucket: int
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+        " select pgqueue._clock() - n * make_interval(secs => s), s, 'mail', 0, 0, 0, 0, 0, 0, 0,"
+        # Another task ran before, and this one took other times in the spans that are not asked for.
+        " case when n %% 2 = 1 and n < most then jsonb_build_object('other', '{\"started\": 1}'::jsonb) else"
+        "  jsonb_build_object('t', jsonb_build_object('run', jsonb_build_object('sum', 1, 'max', 1, 'buckets',"
+        "   (select jsonb_agg(case when b = case when n > 50 then 11 - %(bucket)s else %(bucket)s end then 7 + n %% 5"
+        "     when b = 5 then 1 else 0 end order by b) from generate_series(0, 11) b)"
+        "  ))) end"
+        " from (values (10, 59), (600, 142)) v (s, most), generate_series(1, most) n",
+        {"bucket": bucket},
+    )
+    usual = perform(conn, series.usual())["t"]
+    register(conn, "w", 80, concurrency=2)
+    enqueue(conn, "t", queue="mail")
+    job = reserve_one(conn, lease="1 day")
+    call(conn, "started", [job.id], [job.reservation])
+    for age in (max(10 * usual, 60) - 0.01, max(10 * usual, 60) + 0.01):
+        conn.execute("update pgqueue.jobs set reserved_at = pgqueue._clock() - %s * interval '1 s'", [age])
+        [found] = table(conn, "_slots_for", "mail", value(conn, "select pgqueue._clock()"))
+        assert found.overlong == capacity.is_over(age, usual)
+        if found.overlong:
+            assert found.usual.total_seconds() == pytest.approx(usual, rel=1e-5, abs=1e-5)
+
+
+def test_jobs_that_run_as_one_batch_take_one_slot(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "declare_task", "index", accumulate=True)
+    enqueue_many(conn, 5, "index", key="k")
+    register(conn, "w", 80, concurrency=4)
+    assert {job.leader for job in reserve(conn, 1, "w")} != {None}
+    assert [len(row[4]) for row in perform(conn, observe.executing())] == [1]
+    assert "3 of 4 slots free" in ask("GET", "/workers").text
 
 
 @pytest.mark.parametrize(

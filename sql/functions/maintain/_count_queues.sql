@@ -12,7 +12,7 @@ create or replace function pgqueue._count_queues(
 returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
     dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer,
-    oldest_stuck_at timestamptz
+    oldest_stuck_at timestamptz, is_ready_cut boolean
 )
 language sql stable parallel safe rows 100
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
@@ -39,12 +39,16 @@ as $$
         ) j
         group by j.queue
     ),
+    -- Jobs that wait because an operator paused their task or limit_key are not stuck.
+    paused as materialized (
+        select 'pause:' || p.kind || ':' || p.target as name from pgqueue.pauses p where p.source = 'operator' and p.until > p_now
+    ),
     waiting_for as (
         select
             j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit, sum(count(*)) over () as of_all,
-            min(j.ready_at) filter (where j.by_limit) as oldest_at
+            min(j.ready_at) filter (where j.by_limit and not j.is_paused) as oldest_at
         from (
-            select x.queue, x.ready_at, left(x.blocked_on, 1) <> '@' as by_limit
+            select x.queue, x.ready_at, left(x.blocked_on, 1) <> '@' as by_limit, x.blocked_on in (select p.name from paused p) as is_paused
             from pgqueue.jobs x
             -- Jobs with a key are counted by another index, save these.
             where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
@@ -70,15 +74,9 @@ as $$
         group by j.queue
     ),
     named as (
-        select l.queue from pgqueue.lanes l
+        select l.queue from pgqueue.lanes l union select q.name from pgqueue.queues q
         union
-        select q.name from pgqueue.queues q
-        union
-        select e.queue from executing e
-        union
-        select a.queue from waiting_for a
-        union
-        select d.queue from dead d
+        select e.queue from executing e union select a.queue from waiting_for a union select d.queue from dead d
         union
         select r.entry ->> 'queue' from pgqueue.worker_reports w cross join jsonb_array_elements(w.report -> 'jobs') r (entry)
         union
@@ -89,13 +87,11 @@ as $$
         n.queue, greatest(coalesce(r.due + r.scheduled, 0) - f.jobs, 0)::integer, coalesce(r.due, 0)::integer,
         coalesce(r.scheduled, 0)::integer, f.jobs::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
         coalesce(d.jobs, 0)::integer,
-        coalesce(r.is_cut, false)
-            or k.jobs >= p_most
-            or f.jobs >= m.most
+        z.is_cut or k.jobs >= p_most
             or greatest((select max(x.of_all) from waiting_for x), (select max(x.of_all) from dead x)) >= 10::bigint * p_most,
         r.oldest_due_at,
         (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer,
-        least(k.oldest_at, a.oldest_at)
+        least(k.oldest_at, a.oldest_at), z.is_cut
     from named n
     left join (
         select
@@ -108,11 +104,11 @@ as $$
     cross join lateral (
         select
             count(*) filter (where b.state = 'blocked') as jobs,
-            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) <> '@') as by_limit,
-            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) = '@') as by_parents,
-            min(b.ready_at) filter (where b.state = 'blocked' and left(b.blocked_on, 1) is distinct from '@') as oldest_at
+            count(*) filter (where b.state = 'blocked' and b.by = '@') as by_parents,
+            count(*) filter (where b.state = 'blocked' and b.by <> '@') as by_limit,
+            min(b.ready_at) filter (where b.state = 'blocked' and b.by is distinct from '@' and not b.is_paused) as oldest_at
         from (
-            select x.state, x.blocked_on, x.ready_at
+            select x.state, x.ready_at, left(x.blocked_on, 1) as by, coalesce(x.blocked_on in (select p.name from paused p), false) as is_paused
             from pgqueue.jobs x
             where pgqueue._holds_position(x) and x.queue = n.queue
             limit p_most
@@ -130,6 +126,7 @@ as $$
             limit m.most
         ) x
     ) f
+    cross join lateral (select coalesce(r.is_cut, false) or f.jobs >= m.most as is_cut) z
     -- Groups are counted by group_progress().
     where n.queue <> '@groups' and (p_queues is null or n.queue = any (p_queues))
         and pgqueue._is_in_part(n.queue, p_parts, p_part, p_always)

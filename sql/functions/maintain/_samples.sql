@@ -19,9 +19,7 @@ declare
     -- The first one counts all.
     v_parts integer := case when exists (select from pgqueue._last_samples()) then pgqueue._parts() else 1 end;
     v_part integer := coalesce(p_cursor[1]::integer, 0) % v_parts;
-    v_always text[] := array(
-        select s.queue from pgqueue._last_samples() s where v_parts > 1 order by s.due + s.blocked + s.executing desc limit 50
-    );
+    v_always text[] := array(select s.queue from pgqueue._last_samples() s where v_parts > 1 order by s.due + s.blocked + s.executing desc limit 50);
     v_most integer := least(10000, greatest(1000, coalesce(1e10 / nullif((
         select sum(least(s.due, 10000) + least(s.scheduled, 10000) + least(s.blocked, 10000)) from pgqueue._last_samples() s
     ), 0), 10000)))::integer;
@@ -44,7 +42,7 @@ begin
         union all
         select
             b.queue, b.waiting, b.due, b.scheduled, b.failed, b.blocked, b.executing, b.dead, b.is_large, b.oldest_due_at,
-            b.blocked_by_limit, b.blocked_by_parents, b.oldest_stuck_at, true
+            b.blocked_by_limit, b.blocked_by_parents, b.oldest_stuck_at, b.is_large, true
         from before b
         where v_parts > 1 and b.queue not in (select c.queue from counted_now c)
     ),
@@ -88,8 +86,7 @@ begin
         select l.queue, min(j.run_at) as oldest_at
         from (
             select distinct x.queue
-            from pgqueue.lanes x
-            where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, v_parts, v_part, v_always)
+            from pgqueue.lanes x where exists (select from pgqueue.tasks) and pgqueue._is_in_part(x.queue, v_parts, v_part, v_always)
         ) l
         -- Workers give them back for ten seconds.
         cross join lateral pgqueue._ready_jobs(l.queue, least(v_most / 500, 20), p_now + interval '30 s') j
@@ -99,10 +96,10 @@ begin
     counted as (
         select
             coalesce(c.queue, r.queue) as queue,
-            coalesce(w.waiting, b.waiting, c.waiting, 0) as waiting,
-            coalesce(w.due, b.due, c.due, 0) as due,
-            coalesce(w.scheduled, b.scheduled, c.scheduled, 0) as scheduled,
-            coalesce(w.failed, b.failed, c.failed, 0) as failed,
+            coalesce(w.waiting, o.waiting, c.waiting, 0) as waiting,
+            coalesce(w.due, o.due, c.due, 0) as due,
+            coalesce(w.scheduled, o.scheduled, c.scheduled, 0) as scheduled,
+            coalesce(w.failed, o.failed, c.failed, 0) as failed,
             coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
             coalesce(c.executing, 0) as executing,
             coalesce(w.dead, b.dead, c.dead, 0) as dead,
@@ -119,6 +116,8 @@ begin
         from bounded c
         left join whole w on w.queue = c.queue
         left join before b on b.queue = c.queue and (c.is_kept or (c.is_cut and b.is_known))
+        -- Where only the bound that queues share is reached, its ready jobs were counted whole.
+        left join lateral (select b.* where c.is_kept or c.is_ready_cut) o on true
         left join unknown u on u.queue = c.queue and u.oldest_at <= p_now
         full join reports r on r.queue = c.queue
     )
@@ -131,15 +130,12 @@ begin
         coalesce(sum(c.failed), 0), coalesce(sum(c.blocked), 0), coalesce(sum(c.executing), 0), coalesce(sum(c.dead), 0),
         max(c.counted_to), coalesce(bool_or(c.is_large), false),
         coalesce(min(c.counted_at), case when grouping(c.queue) = 1 then p_now end), min(c.oldest_due_at),
-        case
-            when grouping(c.queue) = 0 then (array_agg(c.ended))[1]
-            else (
-                select jsonb_build_object('', pgqueue._sum_ended(array_agg(x.value)))
-                from counted y
-                cross join jsonb_each(y.ended) x
-                having count(*) > 0
-            )
-        end,
+        case when grouping(c.queue) = 0 then (array_agg(c.ended))[1] else (
+            select jsonb_build_object('', pgqueue._sum_ended(array_agg(x.value)))
+            from counted y
+            cross join jsonb_each(y.ended) x
+            having count(*) > 0
+        ) end,
         coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
     from counted c
     group by grouping sets ((c.queue), ())

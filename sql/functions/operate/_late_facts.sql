@@ -13,9 +13,7 @@ as $$
         and w.command is null
         -- As worker_status.is_alive.
         and greatest(w.started_at, (select b.at from pgqueue._last_heartbeat(w.name) b)) > p_now - make_interval(secs => 5 + case
-            when jsonb_typeof(w.info -> 'heartbeat') = 'number'
-                then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
-            else 10
+            when jsonb_typeof(w.info -> 'heartbeat') = 'number' then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60) else 10
         end)
 $$;
 
@@ -35,8 +33,8 @@ as $$
 $$;
 
 -- The slots of the living workers of a queue (null: of all), and the jobs that take them. A job is overlong if it has run ten
--- times as long as its task did in the mean of the last four hours in which it ran within a day, or for five minutes if none
--- ended. A prefetched job takes no slot. asked: how many of the overlong ones were asked to cancel.
+-- times as long as usual: the p95 of the last ten minutes and the last four hours in which its task ran within a day, as on the
+-- pages; or for five minutes if none ended. executing: with prefetched jobs, which take no slot yet. asked: to cancel.
 create or replace function pgqueue._slots_for(p_queue text, p_now timestamptz)
 returns table (
     workers text, slots bigint, executing bigint, overlong bigint, asked bigint, task text, oldest_id bigint, oldest_at timestamptz,
@@ -57,29 +55,40 @@ as $$
         where j.leader is null or j.leader = j.id
     ),
     usual as materialized (
-        select k.queue, k.task, u.mean
+        select k.queue, k.task, u.p95
         from (select distinct x.queue, x.task from held x where x.is_started and x.reserved_at < p_now - interval '1 min') k
-        cross join lateral (
-            select make_interval(secs => (sum((r.run ->> 'sum')::numeric) / nullif(sum(
-                (select sum(b.count::numeric) from jsonb_array_elements_text(r.run -> 'buckets') b (count))
-            ), 0))::double precision) as mean
+        left join lateral (
+            -- Within a bucket, times are taken to spread by their logarithm, as the pages do.
+            select make_interval(secs => b.low * power(b.high / b.low, (0.95 * b.total - b.reached + b.jobs) / b.jobs)) as p95
             from (
-                select s.ended -> k.task -> 'run' as run
-                from pgqueue.samples s
-                where s.span = 600 and s.at > p_now - interval '1 day' and s.queue = k.queue and s.ended ? k.task
-                order by s.queue desc, s.span desc, s.at desc
-                limit 24
-            ) r
-        ) u
+                select
+                    c.nth, sum(c.jobs::float8) as jobs, sum(sum(c.jobs::float8)) over (order by c.nth) as reached,
+                    sum(sum(c.jobs::float8)) over () as total, v.bounds[c.nth] as low, v.bounds[c.nth + 1] as high
+                from (values ('{0.00025,0.001,0.004,0.016,0.064,0.25,1,4,16,60,300,3600,14400}'::float8[])) v (bounds)
+                cross join (values (10, interval '10 min', 60), (600, '1 day', 24)) f (span, length, most)
+                cross join lateral (
+                    select s.ended #> array[k.task, 'run', 'buckets'] as buckets
+                    from pgqueue.samples s
+                    where s.span = f.span and s.at > p_now - f.length and s.queue = k.queue and s.ended -> k.task ? 'run'
+                    order by s.queue desc, s.span desc, s.at desc
+                    limit f.most
+                ) r
+                cross join lateral jsonb_array_elements_text(r.buckets) with ordinality c (jobs, nth)
+                group by c.nth, v.bounds
+            ) b
+            where b.jobs > 0 and b.reached >= 0.95 * b.total
+            order by b.nth
+            limit 1
+        ) u on true
     ),
     overlong as (
         select
             h.task, count(*) as jobs, count(*) filter (where h.cancel_requested_at < p_now - interval '10 s') as asked,
-            min(h.reserved_at) as oldest_at, (array_agg(h.id order by h.reserved_at, h.id))[1] as oldest_id, u.mean
+            min(h.reserved_at) as oldest_at, (array_agg(h.id order by h.reserved_at, h.id))[1] as oldest_id, u.p95
         from held h
         join usual u on u.queue = h.queue and u.task = h.task
-        where h.is_started and h.reserved_at < p_now - greatest(coalesce(10 * u.mean, '5 min'), '1 min')
-        group by h.task, u.mean
+        where h.is_started and h.reserved_at < p_now - greatest(coalesce(10 * u.p95, '5 min'), '1 min')
+        group by h.task, u.p95
     )
     select
         (
@@ -87,7 +96,7 @@ as $$
             from living l
         ),
         (select sum(l.slots)::bigint from living l), (select count(*) from held), coalesce(a.jobs, 0)::bigint, coalesce(a.asked, 0)::bigint,
-        o.task, o.oldest_id, o.oldest_at, o.mean
+        o.task, o.oldest_id, o.oldest_at, o.p95
     from (select sum(x.jobs) as jobs, sum(x.asked) as asked from overlong x) a
     left join (select x.* from overlong x order by x.jobs desc, x.task limit 1) o on true
 $$;
@@ -121,11 +130,12 @@ as $$
     )
     select
         s.name,
-        format('%s of the %s that are due are of %s %s, enqueued since %s%s', case when s.share > 0.99 then 'nearly all' else 'about ' || round(100 * s.share) || ' %' end,
-            pgqueue._counted(p_due), case s.kind when 'task' then 'task' else 'tenant' end, s.name, s.since,
-            '; of the starts within a day it had ' || round(100 * s.usual) || ' %'),
-        format('let fewer of them run at a time: pgqueue limits set %s %s --max-executing %s', s.kind, pgqueue._shell_quoted(s.name),
-            greatest(coalesce(p_slots / 2, 2), 1)),
+        format('about %s (%s %%) of the %s that are due are of %s %s, enqueued since %s%s',
+            to_char(s.share * p_due, 'FM999,999,999,990'), round(100 * s.share), pgqueue._counted(p_due),
+            case s.kind when 'task' then 'task' else 'tenant' end, s.name, s.since, '; of the starts within a day it had ' || round(100 * s.usual) || ' %'),
+        concat('let fewer of them run at a time: pgqueue limits set ', s.kind, ' ', pgqueue._shell_quoted(s.name), ' --max-executing ',
+            least(greatest(coalesce(p_slots / 2, 2), 1), l.max_executing),
+            ' --rate ' || a.rate || ' --per ' || pgqueue._shell_quoted(a.per::text), ' --max-cost ' || a.max_cost, ' --burst ' || a.burst),
         s.since
     from (
         select x.*, x.jobs / (select count(*)::numeric from due) as share, case when x.kind = 'task' then (
@@ -141,6 +151,9 @@ as $$
             limit 4
         ) x
     ) s
+    left join pgqueue._limits_of(null, case s.kind when 'task' then s.name end, null, case s.kind when 'limit_key' then s.name end) l on true
+    -- See _late_by_rule.
+    left join lateral (select l.* where l.rule <> l.target) a on true
     where s.share >= 0.5 and (s.kind = 'limit_key' or s.usual < 0.34)
     order by s.kind = 'task', s.share desc
     limit 1
@@ -233,8 +246,5 @@ create or replace function pgqueue._shell_quoted(p_text text)
 returns text
 language sql immutable parallel safe
 as $$
-    select case
-        when p_text ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then p_text
-        else '''' || replace(p_text, '''', '''"''"''') || ''''
-    end
+    select case when p_text ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then p_text else '''' || replace(p_text, '''', '''"''"''') || '''' end
 $$;

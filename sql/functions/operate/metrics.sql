@@ -46,10 +46,10 @@ begin
             ('queue_counted_age_seconds', '{}', extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::float8),
             ('queue_counted_to', '{}', (q.queue ->> 'counted_to')::float8),
             ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
-            (
-                'queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')),
-                coalesce(greatest(w.lag, w.stuck_for), 0)
-            ),
+            -- Jobs of a paused task or limit_key are neither due nor stuck.
+            ('queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')), greatest(
+                w.lag, w.stuck_for, case when w.cause = 'paused' and w.subject <> w.queue_name then extract(epoch from v_now - w.since) end, 0
+            )),
             ('queue_oldest_attempt_seconds', '{}', coalesce(e.seconds, 0)),
             ('queue_paused', '{}', (q.queue ->> 'paused_at' is not null)::integer::double precision),
             ('workers', '{}', (select count(*) from living l where l.queues is null or q.name = any (l.queues))::double precision)
@@ -61,8 +61,7 @@ begin
     group by s.kind, s.source
     union all
     select
-        'pgqueue_breakers_open',
-        jsonb_build_object('kind', b.kind, 'state', case when b.half_open_at > v_now then 'open' else 'half_open' end),
+        'pgqueue_breakers_open', jsonb_build_object('kind', b.kind, 'state', case when b.half_open_at > v_now then 'open' else 'half_open' end),
         count(*)::double precision
     from pgqueue.pauses b
     where b.source = 'breaker' and b.until > v_now
@@ -70,7 +69,9 @@ begin
     union all
     select 'pgqueue_slots', jsonb_build_object('state', x.state), x.slots::double precision
     from pgqueue._slots_for(null, v_now) s
-    cross join lateral (values ('running', s.executing - s.overlong), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))) x (state, slots)
+    cross join lateral (values
+        ('running', greatest(least(s.executing, s.slots) - s.overlong, 0)), ('overlong', s.overlong), ('free', greatest(s.slots - s.executing, 0))
+    ) x (state, slots)
     where s.slots is not null
     union all
     select 'pgqueue_heartbeat_memory_bytes', jsonb_build_object('worker', l.name), b.memory::double precision
@@ -82,7 +83,7 @@ begin
     union all
     select
         'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
-    from (select g.* from pgqueue.dead_groups(max_jobs => 30) g order by g.jobs desc, g.last_at desc limit 10) d
+    from (select g.* from pgqueue.dead_groups(max_jobs => 2000) g order by g.jobs desc, g.last_at desc limit 10) d
     group by d.task, d.class, d.fingerprint
     union all
     select 'pgqueue_limit_' || x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'),
@@ -91,9 +92,7 @@ begin
     cross join jsonb_array_elements(n.document -> 'limits') l (part)
     cross join unnest('{executing,parked}'::text[]) x (name)
     union all
-    select
-        'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name),
-        coalesce(extract(epoch from greatest(v_now - s.next_at, '0')), 0)::double precision
+    select 'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name), greatest(extract(epoch from v_now - s.next_at), 0)::double precision
     from pgqueue.effective_schedules s
     where s.paused_at is null
     union all

@@ -15,31 +15,32 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_is_sampled boolean := pgqueue._is_sampled(v_now);
+    -- What an operator paused by task or limit_key is listed, and is not stuck.
+    v_is_paused boolean := exists (select from pgqueue.pauses p where p.kind <> 'queue' and p.source = 'operator' and p.until > v_now);
 begin
     perform pgqueue._check_name('queue', why_late.queue) where why_late.queue is not null;
     return query
     select q.name, w.*
     from (
-        select c.name
+        select c.name, l.is_late
         from (
-            select why_late.queue as name, null::timestamptz as oldest_due_at, null::timestamptz as oldest_stuck_at
+            select why_late.queue as name, null::timestamptz as oldest_due_at, null::timestamptz as oldest_stuck_at, 0 as by_limit
             where why_late.queue is not null
             union all
-            select s.queue, s.oldest_due_at, s.oldest_stuck_at
-            from pgqueue._last_samples() s
-            where why_late.queue is null and v_is_sampled
+            select s.queue, s.oldest_due_at, s.oldest_stuck_at, s.blocked_by_limit
+            from pgqueue._last_samples() s where why_late.queue is null and v_is_sampled
             union all
-            select n.queue, n.oldest_due_at, n.oldest_stuck_at
-            from pgqueue._count_queues(v_now, 10000) n
-            where why_late.queue is null and not v_is_sampled
+            select n.queue, n.oldest_due_at, n.oldest_stuck_at, n.blocked_by_limit
+            from pgqueue._count_queues(v_now, 10000) n where why_late.queue is null and not v_is_sampled
         ) c
         -- Jobs that wait for a limit or a key do so on purpose for a while.
-        where why_late.queue is not null or c.oldest_due_at <= v_now - interval '30 s' or c.oldest_stuck_at <= v_now - interval '5 min'
-        order by least(c.oldest_due_at, c.oldest_stuck_at)
+        cross join lateral (select c.oldest_due_at <= v_now - interval '30 s' or c.oldest_stuck_at <= v_now - interval '5 min') l (is_late)
+        where why_late.queue is not null or l.is_late or (c.by_limit > 0 and v_is_paused)
+        order by l.is_late desc nulls last, least(c.oldest_due_at, c.oldest_stuck_at)
         limit 100
     ) q
     cross join lateral pgqueue._why_late(q.name, v_now) w
-    where w.cause <> 'on_time' or why_late.queue is not null
+    where why_late.queue is not null or w.cause = 'paused' or (w.cause <> 'on_time' and q.is_late)
     order by array_position('{critical,warning,info}'::text[], w.severity), greatest(w.lag, w.stuck_for) desc, q.name;
 end
 $$;
@@ -48,7 +49,7 @@ comment on function pgqueue.why_late(text) is
     'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that removes it. Without a queue: a row for each that is late, '
     'its oldest due job by 30 s or a stuck one by 5 min, the worst first, a hundred at most. cause: on_time, paused, throttled, breaker (what it calls fails), limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
-    'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
+    'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless its queue is paused, or an operator paused its task or limit_key. '
     'select cause, evidence, remedy from pgqueue.why_late(''mail''); [reader]';
 
 create or replace function pgqueue._why_late(
@@ -73,17 +74,16 @@ begin
     select s.*, s.by as actor into v_pause from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue;
     -- Where a sample tells of now, its numbers are not counted again: that would take longer than all the rest.
     select s.* into v_sample from pgqueue._last_samples() s where s.queue = p_queue and pgqueue._is_sampled(p_now);
-    v_due := case
-        when v_first.id is null then 0
-        else greatest(coalesce(v_sample.due, (select count(*) from pgqueue._ready_jobs(p_queue, 10000, p_now))), 1)
-    end;
+    v_due := case when v_first.id is not null
+        then greatest(coalesce(v_sample.due, (select count(*) from pgqueue._ready_jobs(p_queue, 10000, p_now))), 1) else 0 end;
     -- Those that wait for a limit or for a job of their key, and the limit for which most of them wait; null: a key.
     select
-        case
-            when sum(b.jobs) > 0 then greatest(sum(b.jobs), v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0))::bigint
-            else 0::bigint
-        end as jobs,
-        min(b.oldest_at) as oldest_at, (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1] as limit_name,
+        coalesce(sum(b.jobs) + greatest(v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0) - sum(b.jobs), 0), 0)::bigint as jobs,
+        min(b.oldest_at) as oldest_at,
+        min(b.oldest_at) filter (where not exists (
+            select from pgqueue.pauses p where p.source = 'operator' and p.until > p_now and b.limit_name = 'pause:' || p.kind || ':' || p.target
+        )) as stuck_at,
+        (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1] as limit_name,
         (array_agg(b.first_id order by b.jobs desc, b.first_id))[1] as job_id
     into v_blocked
     from pgqueue._blocked_by(p_queue, case
@@ -98,12 +98,8 @@ begin
     into v_unserved
     from (select x.*, count(*) over () as of_jobs from pgqueue._first_jobs(p_queue, 10, p_now + interval '30 s', p_now) x) f
     where f.is_unknown or f.is_given_back;
-    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::double precision;
-    stuck_for := case
-        when v_pause.since is null
-            then greatest(coalesce(extract(epoch from p_now - least(v_blocked.oldest_at, v_unserved.oldest_at)), 0), 0)::double precision
-        else 0::double precision
-    end;
+    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0);
+    stuck_for := greatest(extract(epoch from p_now - case when v_pause.since is null then least(v_blocked.stuck_at, v_unserved.oldest_at) end), 0);
     since := least(v_first.ready_at, v_blocked.oldest_at);
     v_late := case when lag < 30 then 0 else v_due end;
     select j.* into v_held
@@ -146,10 +142,7 @@ begin
             format('the queue has %s %s since %s, and no living worker claims from it%s', pgqueue._counted(coalesce(nullif(v_due, 0), v_blocked.jobs)),
                 case when v_due > 0 then 'due' else 'blocked' end, coalesce(v_first.ready_at, v_blocked.oldest_at),
                 '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
-            case
-                when q.worker is null then 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)
-                else format('select pgqueue.resume_worker(%L);', q.worker)
-            end,
+            coalesce('select pgqueue.resume_worker(' || quote_literal(q.worker) || ');', 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)),
             since
         from (
             select min(w.worker) as worker
@@ -169,11 +162,7 @@ begin
         union all
         select
             'on_time', p_queue,
-            case
-                when v_due = 0 then 'no job of it is due'
-                else format('its oldest due job waits for %s', pgqueue._in_words(p_now - v_first.ready_at))
-            end,
-            'nothing', null
+            coalesce('its oldest due job waits for ' || pgqueue._in_words(p_now - v_first.ready_at), 'no job of it is due'), 'nothing', null
         where lag < 30
         union all
         select l.cause, l.subject, l.evidence, l.remedy, coalesce(l.since, _why_late.since)
@@ -218,13 +207,20 @@ as $$
         coalesce((
             select concat(
                 'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
-                case
-                    when l.max_executing is null or n.detail like '% jobs started within %'
-                        then format(' --rate %s --per %s', least(2 * l.rate, 1000000), pgqueue._shell_quoted(l.per::text))
-                    else format(' --max-executing %s', least(greatest(2 * l.max_executing, 1), 1000000))
-                end
+                ' --max-executing ' || case r.part when 'jobs' then least(greatest(2 * l.max_executing, 1), 1000000) else a.max_executing end,
+                ' --rate ' || case r.part when 'rate' then least(2 * l.rate::bigint, 1000000000) else a.rate end
+                    || ' --per ' || pgqueue._shell_quoted(l.per::text),
+                ' --max-cost ' || case r.part when 'cost' then least(2 * l.max_cost::bigint, 1000000000) else a.max_cost end,
+                ' --burst ' || a.burst
             )
             from pgqueue._limits_of(p_held.queue, p_held.task, p_held.key, p_held.limit_key) l
+            -- A row of its own takes the place of that of target*, so it gets all parts of it.
+            left join lateral (select l.* where l.rule <> l.target) a on true
+            cross join lateral (select case
+                when n.detail ~ 'jobs started within|full enough in' or num_nonnulls(l.max_executing, l.max_cost) = 0 then 'rate'
+                when l.max_executing is null or (l.max_cost is not null and n.detail ~ ' units') then 'cost'
+                else 'jobs'
+            end) r (part)
             where l.name = n.name
             limit 1
         ), 'start more workers, or: pgqueue queues set ' || pgqueue._shell_quoted(p_held.queue) || ' --max-share 1')
@@ -251,7 +247,7 @@ as $$
         'slots', s.task,
         format('%s takes %s of %s slots of %s, the oldest for %s, %s%s', s.task, s.overlong, s.slots, s.workers,
             pgqueue._in_words(p_now - s.oldest_at),
-            coalesce('and it usually takes ' || pgqueue._in_words(s.usual), 'and none ended within a day'),
+            coalesce('and it usually takes at most ' || pgqueue._in_words(s.usual), 'and none ended within a day'),
             case when s.asked >= s.overlong then '; they were asked to cancel, and do not end' end),
         case
             when s.asked >= s.overlong then format('pgqueue jobs stack %1$s; pgqueue workers kill --job %1$s', s.oldest_id)
@@ -306,9 +302,13 @@ as $$
                 when r.growth < 0 then 'the due ones will have started in '
                     || pgqueue._in_words(make_interval(secs => (-p_due / r.growth)::double precision))
                 else 'they do not get fewer'
-            end
+            end,
+            case when s.executing < 0.8 * s.slots then '; slots are free, so more of them do not help' end
         ),
-        'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue),
+        case
+            when s.executing < 0.8 * s.slots then 'see what these workers do: pgqueue workers list, and their logs'
+            else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue)
+        end,
         null
     from slots s
     cross join lateral (
