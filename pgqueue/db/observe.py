@@ -254,6 +254,27 @@ def job_log(job_id: int, after: int = 0) -> Call[list[dict[str, Any]]]:
     )
 
 
+def newest_log(job_id: int, most: int = 300) -> Call[list[dict[str, Any]]]:
+    """Read the newest log lines of each attempt of a job, the oldest first, as job_log(); is_cut: there are older ones.
+
+    They are among the newest 10,000 lines of the job, so a very old attempt may have none.
+    """
+    # job_log() reads forward: its pages are walked to the last two that have lines, and the empty one behind them.
+    return Call(
+        b"with recursive pages (after, number) as (select 0::bigint, 1 union all"
+        b" select (select max(l.n) from pgqueue.job_log(%s::bigint, p.after, 10000) l), p.number + 1"
+        b" from pages p where p.after is not null and p.number < 100)"
+        b" select pgqueue.legible(to_jsonb(x) - 'place') from (select l.*,"
+        b" count(*) over (partition by l.attempt) > %s::integer as is_cut,"
+        b" row_number() over (partition by l.attempt order by l.n desc) as place"
+        b" from (select p.after from pages p where p.after is not null order by p.after desc limit 3) p"
+        b" cross join lateral pgqueue.job_log(%s::bigint, p.after, 10000) l) x"
+        b" where x.place <= %s::integer order by x.n",
+        (job_id, most, job_id, most),
+        read_column,
+    )
+
+
 def breakers() -> Call[list[dict[str, Any]]]:
     """Read the breakers: kind, target, failures, of, pause."""
     return Call(

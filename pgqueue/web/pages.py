@@ -182,7 +182,7 @@ async def job(context: Context) -> Response:
     redact, errors, now = context.settings.redact, _errors(found), context.now()
     tries = timeline.attempts(columns, errors, now)
     # A handler may write into them what it was given.
-    reading = context.database.read(*([observe.job_log(job_id)] if context.may("args") else []))
+    reading = context.database.read(*([observe.newest_log(job_id)] if context.may("args") else []))
     logged = await context.part("its log lines", reading, [])
     lived = timeline.life(columns, tries, now)
     changeable, shown_args = _changeable(context, found)

@@ -134,6 +134,34 @@ def test_log_lines_stand_below_their_attempt_for_those_who_may_see_args(
     assert "second" not in ask("GET", f"/jobs/{job_id}", at=serve(can={"read", "act"})).text
 
 
+def test_the_newest_log_lines_of_each_attempt_are_shown_however_many_there_are(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    job_id = enqueue(conn)
+    conn.execute(
+        "insert into pgqueue.job_logs (job_id, attempt, written_at, at, level, line)"
+        " select %s, a, now(), now(), 'INFO', format('line %%s of %%s', n, a)"
+        " from generate_series(1, 11) a, generate_series(1, 1000) n where a < 11 or n < 3 order by a, n",
+        [job_id],
+    )
+    text = ask("GET", f"/jobs/{job_id}").text
+    shown = re.findall(r'<span class="line">line (\d+) of (\d+)</span>', text)
+    assert [int(n) for n, attempt in shown if attempt == "10"] == list(range(701, 1001))
+    assert [n for n, attempt in shown if attempt == "11"] == ["1", "2"]
+    assert text.count(f"The newest 300 lines. All: <code>pgqueue jobs logs {job_id}</code>") == 10
+
+
+def test_a_stack_is_asked_for_by_those_who_may_see_the_answer(
+    conn: psycopg.Connection, serve: Serve, ask: Ask
+) -> None:
+    job_id = enqueue(conn)
+    reserve_one(conn, "w1")
+    assert "Ask for its stack" in ask("GET", f"/jobs/{job_id}").text
+    text = ask("GET", f"/jobs/{job_id}", at=serve(can={"read", "act"})).text
+    assert "Cancel</button>" in text
+    assert "Ask for its stack" not in text
+
+
 def test_a_traceback_of_another_language_stands_as_it_is(conn: psycopg.Connection, ask: Ask) -> None:
     job_id = enqueue(conn)
     held = reserve_one(conn, "w1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from typing import Any
 
 import psycopg
 
@@ -115,3 +116,29 @@ async def test_the_stack_of_a_handler_that_hangs_is_asked_for(database: Database
         await done(conn, *jobs)
     assert call(conn, "ask_stack", jobs[0]) is None
     assert column(conn, "job_log", 999) == []
+
+
+async def test_each_member_of_a_batch_says_where_the_handler_stands(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = asyncio.Event()
+
+    @app.task(accumulate=True, batch_size=2)
+    async def hangs(payloads: dict[str, Any]) -> None:
+        await go.wait()
+
+    call(conn, "declare_task", "hangs", accumulate=True, batch_size=2)
+    jobs = [enqueue(conn, "hangs", key=key) for key in "ab"]
+    async with working(app, database.dsn, name="w"):
+        await wait_until_async(
+            lambda: value(conn, "select count(*) from pgqueue.jobs where started = reservation") == 2
+        )
+        for job_id in jobs:
+            assert call(conn, "ask_stack", job_id) == "w"
+            await wait_until_async(lambda job_id=job_id: table(conn, "job_log", job_id))
+            rows = table(conn, "job_log", job_id)
+            assert {(row.attempt, row.level) for row in rows} == {(1, "STACK")}
+            assert any("await go.wait()" in row.line for row in rows)
+        go.set()
+        await done(conn, *jobs)

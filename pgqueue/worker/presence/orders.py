@@ -130,7 +130,9 @@ class Orders:
         """Store where the handler of a job stands, as lines of its log."""
         handlers = self._runner.handlers
         running: list[tuple[asyncio.Task[Any] | int, Held]] = [*handlers.in_tasks.items(), *handlers.in_threads.items()]
-        found = next(((place, held) for place, held in running if held.row.id == job_id), None)
+        # A batch runs in the place of its leader.
+        all_held = ((place, each) for place, held in running for each in (held, *held.members))
+        found = next(((place, held) for place, held in all_held if held.row.id == job_id), None)
         if found is None:
             self._log_lines.tell(job_id, 0, "STACK", ["its handler does not run: it is to start, or has just ended"])
         else:
