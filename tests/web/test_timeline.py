@@ -151,9 +151,7 @@ def test_the_newest_log_lines_of_each_attempt_are_shown_however_many_there_are(
     assert text.count(f"The newest 300 lines. All: <code>pgqueue jobs logs {job_id}</code>") == 10
 
 
-def test_a_stack_is_asked_for_by_those_who_may_see_the_answer(
-    conn: psycopg.Connection, serve: Serve, ask: Ask
-) -> None:
+def test_a_stack_is_asked_for_by_those_who_may_see_the_answer(conn: psycopg.Connection, serve: Serve, ask: Ask) -> None:
     job_id = enqueue(conn)
     reserve_one(conn, "w1")
     assert "Ask for its stack" in ask("GET", f"/jobs/{job_id}").text
