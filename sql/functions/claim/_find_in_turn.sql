@@ -49,9 +49,7 @@ begin
     end if;
     select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, v_heads, p_now) t;
     -- Else another claim of this worker is under way. Later statements count what had been claimed before the lock was free.
-    if v_turn.is_shared
-        and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648)
-    then
+    if v_turn.is_shared and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
         return;
     end if;
     if random() < 0.0625 then
@@ -100,14 +98,11 @@ begin
                     )
                     and j.ready_at <= p_now and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
-                limit least(
-                    l.quota,
-                    case when v_turn.has_rules or v_turn.is_shared then greatest(
-                        (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, v_held)).capacity
-                            - cardinality(array_positions(v_lanes, l.lane_key)),
-                        0
-                    ) end
-                )
+                limit least(l.quota, case when v_turn.has_rules or v_turn.is_shared then greatest(
+                    (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, v_held)).capacity
+                        - cardinality(array_positions(v_lanes, l.lane_key)),
+                    0
+                ) end)
                 for update skip locked
             ) j
             cross join lateral pgqueue._may_be_limited(
@@ -140,11 +135,9 @@ begin
         v_at := v_stop;
         v_credit := 0;
         v_began := case when rows = '{}' then coalesce(v_turn.began, v_from) end;
-        if (v_stop < v_began, v_stop) < (v_from < v_began, v_from) then
-            -- It has passed where the round began.
-            v_began := null;
-            v_stop := null;
-        end if;
+        -- Null: it has passed where the round began.
+        v_stop := case when ((v_stop < v_began, v_stop) < (v_from < v_began, v_from)) is not true then v_stop end;
+        v_began := case when v_stop is not null then v_began end;
         perform pg_notify(pgqueue._channel(p_worker), 'wake') where v_stop is not null and pgqueue._may_notify();
     end if;
     if v_at is not null and (v_at, v_credit, v_began) is distinct from (v_turn.lane_key, v_turn.credit, v_turn.began) then

@@ -72,8 +72,7 @@ begin
             into v_left, v_next_at, v_timed, v_units, v_fits
             from unnest(v_limits) with ordinality t
             cross join lateral pgqueue._capacity_of(
-                row(t.name, t.kind, t.target, t.max_executing, t.rate, t.per, t.max_cost, t.burst, null, null)::pgqueue.rule,
-                p_now, v_lease_head
+                row(t.name, t.kind, t.target, t.max_executing, t.rate, t.per, t.max_cost, t.burst, null, null)::pgqueue.rule, p_now, v_lease_head
             ) c;
             exit when v_fits;
             -- Those that are locked have capacity, the others have none, and no job is under two.
@@ -121,20 +120,16 @@ begin
                 foreach v_at in array v_of_job loop
                     v_left[v_at] := v_left[v_at] - (num_nulls(v_costs, v_units[v_at]) > 0 or v_limits[v_at].max_executing is not null)::integer;
                     -- Less than the most, if nothing was taken.
-                    v_units[v_at] := case when v_cost = 0 then v_units[v_at] else least(
-                        v_units[v_at], coalesce(v_limits[v_at].burst, v_limits[v_at].rate), v_limits[v_at].max_cost
-                    ) - v_cost end;
+                    v_units[v_at] := case when v_cost = 0 then v_units[v_at]
+                        else least(v_units[v_at], coalesce(v_limits[v_at].burst, v_limits[v_at].rate), v_limits[v_at].max_cost) - v_cost end;
                     v_started[v_at] := v_started[v_at] + v_cost;
                 end loop;
             else
                 unstarted := unstarted || p_jobs[v_n].row_ctid;
+                -- One of a tenant that takes turns is enough to wait for the limit: the others keep their turns.
                 if v_limits[v_full].kind <> 'queue' and not (
-                    -- One of a tenant that takes turns is enough to wait for the limit: the others keep their turns.
-                    v_limits[v_full].kind = 'limit_key'
-                    and num_nonnulls(v_limits[v_full].waiting, array_position(v_blocked_on, v_full)) > 0
-                    and exists (
-                        select from pgqueue.jobs j where j.ctid = p_jobs[v_n].row_ctid and j.lane_key is not null and not j.resumed
-                    )
+                    v_limits[v_full].kind = 'limit_key' and num_nonnulls(v_limits[v_full].waiting, array_position(v_blocked_on, v_full)) > 0
+                    and exists (select from pgqueue.jobs j where j.ctid = p_jobs[v_n].row_ctid and j.lane_key is not null and not j.resumed)
                 ) then
                     v_blocked := v_blocked || p_jobs[v_n].row_ctid;
                     v_blocked_on := v_blocked_on || v_full;
