@@ -401,8 +401,17 @@ def test_beside_free_slots_more_workers_are_no_remedy(conn: psycopg.Connection, 
     clock.back_to_real()
     clock.advance("-10 min")
     enqueue(conn)
+    clock.advance("8 min")
+    hello(conn)
+    for seconds in (0, 11):
+        clock.advance(f"{seconds} s")
+        maintain(conn)
+    # Not for long enough: between two jobs a slot is free, too.
+    assert "slots are free" not in why(conn).evidence
+    assert why(conn).remedy.startswith("start more workers")
     clock.back_to_real()
     hello(conn)
+    maintain(conn)
     found = why(conn)
     assert found.cause == "workers"
     assert "take 0 of 2 slots of worker w" in found.evidence

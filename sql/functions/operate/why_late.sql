@@ -303,16 +303,19 @@ as $$
                     || pgqueue._in_words(make_interval(secs => (-p_due / r.growth)::double precision))
                 else 'they do not get fewer'
             end,
-            case when s.executing < 0.8 * s.slots then '; slots are free, so more of them do not help' end
+            case when r.is_idle then '; slots are free, so more of them do not help' end
         ),
         case
-            when s.executing < 0.8 * s.slots then 'see what these workers do: pgqueue workers list, and their logs'
+            when r.is_idle then 'see what these workers do: pgqueue workers list, and their logs'
             else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue)
         end,
         null
     from slots s
     cross join lateral (
-        select x.started / nullif(x.seconds, 0) as started, (x.due_now - x.due_then) / nullif(x.seconds, 0) as growth
+        select
+            x.started / nullif(x.seconds, 0) as started, (x.due_now - x.due_then) / nullif(x.seconds, 0) as growth,
+            -- Between two short jobs a slot is free, too. Workers report starts once a minute at least.
+            s.executing < 0.8 * s.slots and x.started = 0 and x.seconds >= 90 as is_idle
         from (
             select
                 extract(epoch from max(c.at) - min(c.at))::numeric as seconds,
