@@ -169,6 +169,8 @@ comment on column pgqueue.jobs.lane_key is
 create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at, id)
     where state in ('waiting', 'failed') and lane_key is not null and not resumed;
 -- Jobs with a limit_key are handed off as well.
+alter index pgqueue.jobs_parked rename to jobs_blocked;
+alter table pgqueue.maintenance_runs rename column unparked to unblocked;
 drop index pgqueue.jobs_offered;
 create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
     where state = 'executing' and offered and key is null;
@@ -562,7 +564,7 @@ comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken 
 comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
 comment on column pgqueue.maintenance_runs.found_lanes is
     'How many lanes with jobs were found that were not registered, in all.';
-comment on column pgqueue.maintenance_runs.unparked is
+comment on column pgqueue.maintenance_runs.unblocked is
     'How many blocked jobs were found with nothing ahead of them, in all; normally none.';
 comment on column pgqueue.maintenance_runs.hidden is
     'How many lanes were found with ready jobs below their heads, in all; normally none.';

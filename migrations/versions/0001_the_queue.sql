@@ -471,7 +471,7 @@ create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
 -- Fresh payloads of an accumulating task wait for those that failed: which of them are not due yet?
 create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
     where key is not null and state in ('waiting', 'failed') and reservation > 0;
-create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
+create index jobs_blocked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
     where state = 'blocked' and blocked_on is not null;
 -- Limits count executing jobs, and stop counting at the limit; the index of leases serves that as well. There is no separate
 -- index, because every index of jobs costs every enqueue. The leases of one claim share their time.
@@ -1219,7 +1219,7 @@ create table pgqueue.maintenance_runs (
     rescued bigint not null default 0,
     prolonged bigint not null default 0,
     found_lanes bigint not null default 0,
-    unparked bigint not null default 0,
+    unblocked bigint not null default 0,
     hidden bigint not null default 0,
     expired bigint not null default 0,
     due_lanes integer,
@@ -1236,7 +1236,7 @@ comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken 
 comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
 comment on column pgqueue.maintenance_runs.found_lanes is
     'How many lanes with jobs were found that were not registered, in all.';
-comment on column pgqueue.maintenance_runs.unparked is
+comment on column pgqueue.maintenance_runs.unblocked is
     'How many blocked jobs were found with nothing ahead of them, in all; normally none.';
 comment on column pgqueue.maintenance_runs.hidden is
     'How many lanes were found with ready jobs below their heads, in all; normally none.';

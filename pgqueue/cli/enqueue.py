@@ -38,7 +38,7 @@ DedupeFor = Annotated[
     str | None, typer.Option(help="How long from now the dedupe key holds; default: while the job lives.")
 ]
 OnConflict = Annotated[
-    str | None, typer.Option(help="If a job has the dedupe key: skip, replace, merge, debounce or raise.")
+    str | None, typer.Option(help="If a job has the dedupe key: skip, replace, merge, debounce, supersede or raise.")
 ]
 DebounceMax = Annotated[
     str | None, typer.Option(help="With debounce: defer at most this long. Default: ten times the delay.")

@@ -67,7 +67,7 @@ def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
         most = [each["max_executing"], each["max_cost"] and f"{each['max_cost']} units"]
         at_most = ", ".join(str(number) for number in most if number is not None)
         known = (each["kind"], each["target"], at_most, rate)
-        table.add(*known, each["executing"], used, started, each["parked"])
+        table.add(*known, each["executing"], used, started, each["waiting"])
     table.show()
 
 

@@ -60,7 +60,7 @@ def _several(dsns: list[str], again: bool, as_json: bool) -> None:
                 queue_table.show_several({name: stats for name, (stats, _) in found.items()})
                 worker_table.show([{**each, "database": name} for name, (_, its) in found.items() for each in its])
                 for name, (stats, _) in found.items():
-                    _show_maintenance(stats["housekeeping"], f"{name}: ")
+                    _show_maintenance(stats["maintenance"], f"{name}: ")
                 for name, error in several.trouble.items():
                     output.line(f"{name}: cannot be read: {error}", "red")
 
@@ -72,7 +72,7 @@ def _several(dsns: list[str], again: bool, as_json: bool) -> None:
 def _show(stats: dict[str, Any], workers: list[dict[str, Any]]) -> None:
     queue_table.show(stats)
     worker_table.show(workers)
-    _show_maintenance(stats["housekeeping"])
+    _show_maintenance(stats["maintenance"])
 
 
 def _show_unknown_tasks(findings: list[dict[str, str]]) -> None:

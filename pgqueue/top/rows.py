@@ -84,7 +84,7 @@ def rows_of(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callabl
                     executing,
                     started,
                     fullest,
-                    observe.counted(each, "parked"),
+                    observe.counted(each, "waiting"),
                     paused,
                 )
             # What is paused and has no limit.

@@ -79,12 +79,12 @@ def of_limits(
         if opened:
             because = f"Its jobs wait for {interval(each['pause'])} after too many attempts failed."
             return Sentence("late", "The breaker of ", because, each["target"], " is open.")
-    waited = sorted((each for each in limits if each["parked"]), key=lambda each: -each["parked"])
+    waited = sorted((each for each in limits if each["waiting"]), key=lambda each: -each["waiting"])
     held = "; ".join(f"{each['kind'].replace('_', ' ')} {short(each['target'], 40)}" for each in pauses[:3])
     stopped = f"Paused: {held}{', …' if len(pauses) > 3 else ''}." if pauses else ""
     if waited:
         most = waited[0]
-        jobs = f"{number(most['parked'], most['counted_to'])} job{'s wait' if most['parked'] != 1 else ' waits'}"
+        jobs = f"{number(most['waiting'], most['counted_to'])} job{'s wait' if most['waiting'] != 1 else ' waits'}"
         used = _taken(most)
         because = f"{used[0].upper()}{used[1:]}." if used else ""
         if len(waited) > 1:

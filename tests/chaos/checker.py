@@ -184,7 +184,7 @@ class Evidence:
     lease              seconds for which workers may start what they have claimed
     extensions         what `extend` reported as held, by job
     steps              the steps of the queue's clock
-    unparked           jobs that the net under the keys had to release
+    unblocked           jobs that the net under the keys had to release
     hidden             lanes with something ready below their heads, which the net under the heads had to find
     found_lanes        lanes without a registration
     stepped            the queue's clock was set back: what a job waits for may then be due no longer, and the nets are
@@ -210,7 +210,7 @@ class Evidence:
     lease: float = 3.0
     extensions: Iterable[Extension] = ()
     steps: Sequence[Step] = ()
-    unparked: int = 0
+    unblocked: int = 0
     hidden: int = 0
     found_lanes: int = 0
     stepped: bool = False
@@ -245,12 +245,12 @@ def check(evidence: Evidence) -> Findings:
     # A handler may go on for a lease with what its server has forgotten.
     lost = [(start, end + evidence.lease) for start, end in evidence.losses]
     findings.add(check_workflows(evidence.workflows, lost, findings.counts))
-    if evidence.unparked and not evidence.stepped:
-        what = f"{evidence.unparked} jobs were blocked behind no job until the net found them"
+    if evidence.unblocked and not evidence.stepped:
+        what = f"{evidence.unblocked} jobs were blocked behind no job until the net found them"
         findings.add([Violation("net", "keys", what)])
     if evidence.hidden:
         findings.add([Violation("net", "heads", f"{evidence.hidden} lanes held something ready below their heads")])
-    findings.counts["nets: blocked behind no job"] += evidence.unparked
+    findings.counts["nets: blocked behind no job"] += evidence.unblocked
     findings.counts["nets: hidden below a head"] += evidence.hidden
     findings.counts["nets: unregistered lanes"] += evidence.found_lanes
     return findings

@@ -308,7 +308,7 @@ class Records:
             # Each cursor is read to its end.
             conn.execute("set local cursor_tuple_fraction = 1")
             reader = _Reader(conn)
-            [(unparked, found, hidden)] = conn.execute(_NETS.encode()).fetchall()
+            [(unblocked, found, hidden)] = conn.execute(_NETS.encode()).fetchall()
             yield Evidence(
                 promises=reader.read(Promise, _PROMISES),
                 ledger=reader.read(Entry, f"{_LEDGER} order by job, n"),
@@ -323,7 +323,7 @@ class Records:
                 limits=list(_limits(conn, reader)),
                 still=list(_still(self.still, reader)),
                 losses=tuple(self.losses),
-                unparked=unparked,
+                unblocked=unblocked,
                 hidden=hidden,
                 found_lanes=found,
                 workflows=workflow_recorder.read(conn, reader, tuple(self.away)),
@@ -334,7 +334,7 @@ class Records:
 # What the nets had to catch. (A schema without heads of lanes has none of theirs.)
 _NETS = """
 select
-    coalesce(max(h.unparked), 0),
+    coalesce(max(h.unblocked), 0),
     coalesce(max(h.found_lanes), 0),
     coalesce(max((to_jsonb(h) ->> 'hidden')::bigint), 0)
 from pgqueue.maintenance_runs h

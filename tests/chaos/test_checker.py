@@ -403,10 +403,10 @@ def test_a_claim_of_what_is_paused_is_found() -> None:
 
 
 def test_jobs_that_only_a_net_found_are_found() -> None:
-    assert [violation.rule for violation in check(Evidence(unparked=1)).violations] == ["net"]
+    assert [violation.rule for violation in check(Evidence(unblocked=1)).violations] == ["net"]
     assert [violation.rule for violation in check(Evidence(hidden=1)).violations] == ["net"]
     # Where the clock was set back, what a job waits for may be due no longer; but nothing is hidden.
-    assert check(Evidence(unparked=1, stepped=True))
+    assert check(Evidence(unblocked=1, stepped=True))
     assert not check(Evidence(hidden=1, stepped=True))
 
 

@@ -295,4 +295,4 @@ def works(conn: psycopg.Connection) -> None:
     assert call(conn, "complete", held.id, held.reservation) is True
     assert state(conn, job_id) == "succeeded"
     assert maintain(conn).ran
-    assert call(conn, "stats")["housekeeping"]["failures"] == {}
+    assert call(conn, "stats")["maintenance"]["failures"] == {}

@@ -96,8 +96,8 @@ async def test_after_a_restored_dump_all_that_ran_since_runs_once_more_and_nothi
     assert sorted(ran) == sorted([*keyed, *waiting, later, deduped])
     assert [job_id for job_id in ran if job_id in keyed] == keyed
     assert value(again, "select max(attempts) from pgqueue.history") == 1
-    assert stats(again).housekeeping["hidden"] == 0
-    assert stats(again).housekeeping["failures"] == {}
+    assert stats(again).maintenance["hidden"] == 0
+    assert stats(again).maintenance["failures"] == {}
     # The claim from before the dump has become another one.
     assert call(again, "complete", held.id, held.reservation) is False
 
@@ -224,7 +224,7 @@ def test_to_a_point_in_time_the_queue_is_as_of_that_commit() -> None:
             assert again.id == second
             assert call(conn, "complete", again.id, again.reservation) is True
             assert maintain(conn).ran
-            assert stats(conn).housekeeping["failures"] == {}
+            assert stats(conn).maintenance["failures"] == {}
     finally:
         for name in ("a", "b"):
             if (directory / name).exists():

@@ -83,7 +83,7 @@ def test_what_waits_goes_on_in_a_restored_dump(cloner: Cloner, database: Databas
     assert _event(other, again, "paid") == (True, 5)
     assert _event(other, again, "early") == (True, 1)
     assert call(other, "complete", again.id, again.reservation)
-    assert value(other, "select max(unparked) from pgqueue.maintenance_runs") == 0
+    assert value(other, "select max(unblocked) from pgqueue.maintenance_runs") == 0
     assert value(other, "select count(*) from pgqueue.dependencies") == 0
 
 

@@ -102,8 +102,8 @@ def test_every_job_of_the_last_release_is_there_after_the_migration_as_it_was(
     assert job(conn, before.jobs["succeeded"]).result == {"n": 1}
     assert job(conn, before.jobs["dead"]).errors[-1]["message"] == "no paper"
     assert maintain(conn).ran
-    assert stats(conn).housekeeping["failures"] == {}
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["failures"] == {}
+    assert stats(conn).maintenance["hidden"] == 0
 
 
 def test_fences_of_the_last_release_hold_after_the_migration(migrated: tuple[psycopg.Connection, Before]) -> None:
@@ -176,4 +176,4 @@ async def test_workers_of_this_release_run_every_job_of_the_last_one_once_and_in
     assert sorted(ran) == sorted(expected)
     assert [job_id for job_id in ran if job_id in before.keyed] == before.keyed
     assert value(conn, "select count(*) from pgqueue.jobs where task <> 'report'") == 0
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}

@@ -125,7 +125,7 @@ def test_maintenance_goes_on_after_a_step(conn: psycopg.Connection, clock: Clock
         assert ids(reserve(conn)) == [job_id]
         call(conn, "release", [job_id], [job(conn, job_id).reservation])
         call(conn, "delete", job_id)
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
 
 
 def test_what_a_step_back_left_in_the_future_is_gone_through_to_its_end(conn: psycopg.Connection, clock: Clock) -> None:

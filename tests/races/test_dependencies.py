@@ -58,7 +58,7 @@ def settle(conn: psycopg.Connection, clock: Clock) -> None:
 def left(conn: psycopg.Connection) -> int:
     """What the net had to find, and notes: none."""
     found: int = value(
-        conn, "select coalesce(max(unparked), 0) + (select count(*) from pgqueue.notes) from pgqueue.maintenance_runs"
+        conn, "select coalesce(max(unblocked), 0) + (select count(*) from pgqueue.notes) from pgqueue.maintenance_runs"
     )
     return found
 
@@ -398,7 +398,7 @@ def test_the_net_finds_what_no_note_names(conn: psycopg.Connection, clock: Clock
     clock.advance("2 min")
     settle(conn, clock)
     assert state(conn, child) == "waiting"
-    assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 1
+    assert value(conn, "select max(unblocked) from pgqueue.maintenance_runs") == 1
 
 
 def test_a_parent_that_leaves_no_trace_ends_while_the_enqueue_waits_for_a_dedupe_key(

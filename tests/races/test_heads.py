@@ -611,7 +611,7 @@ def is_replaced_by_one_of_the_past(conn: psycopg.Connection, clock: Clock, traff
 
 
 @way
-def is_replaced_while_it_is_parked(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
+def is_replaced_while_it_is_blocked(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
     enqueue(conn, key="k")
     ahead = reserve_one(conn, lease="1 day")
     job_id = enqueue(conn, key="k", dedupe="d")
@@ -623,7 +623,7 @@ def is_replaced_while_it_is_parked(conn: psycopg.Connection, clock: Clock, traff
 
 
 @way
-def is_debounced_while_it_is_parked(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
+def is_debounced_while_it_is_blocked(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
     enqueue(conn, key="k")
     ahead = reserve_one(conn, lease="1 day")
     job_id = enqueue(conn, key="k", dedupe="d", delay="1 s")
@@ -813,12 +813,12 @@ def test_ready_jobs_below_their_head_are_found_once_a_minute_and_counted(
         [held.id],
     )
     assert reserve(conn) == []
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
     clock.advance("61 s")
     maintain(conn)
-    assert stats(conn).housekeeping["hidden"] == 2
+    assert stats(conn).maintenance["hidden"] == 2
     assert ids(reserve(conn)) == [job_id]
     clock.advance("61 s")
     maintain(conn)
-    assert stats(conn).housekeeping["hidden"] == 2
+    assert stats(conn).maintenance["hidden"] == 2
     assert state(conn, held.id) == "waiting"

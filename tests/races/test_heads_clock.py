@@ -87,7 +87,7 @@ def test_a_job_enqueued_after_a_step_back_is_found_when_the_clock_is_where_it_wa
     flow(conn, clock, 3)
     clock.advance("61 s")
     maintain(conn)
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -150,7 +150,7 @@ def test_a_transaction_that_is_open_over_a_step_back_and_one_forward_hides_no_jo
     assert hidden(conn) == []
     clock.advance("61 s")
     maintain(conn)
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
 
 
 def test_marks_stand_until_all_have_ended_that_may_not_know_of_them(

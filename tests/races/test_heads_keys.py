@@ -99,7 +99,7 @@ def test_heads_that_move_while_a_retry_is_open_do_not_pass_it(
         maintain(conn)
     assert key_head(conn) == old
     run_some(conn, clock, step="61 s")
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
 
 
 def test_a_head_from_before_the_commit_of_a_long_retry_does_not_count(
@@ -190,5 +190,5 @@ def test_jobs_below_the_head_are_found_once_a_minute_and_counted(conn: psycopg.C
     assert key_head(conn) > old
     clock.advance("61 s")
     maintain(conn)
-    assert stats(conn).housekeeping["hidden"] == 1
+    assert stats(conn).maintenance["hidden"] == 1
     assert key_head(conn) <= old

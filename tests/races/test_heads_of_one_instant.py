@@ -92,7 +92,7 @@ def walk_through(conn: psycopg.Connection, clock: Clock, job_ids: list[int], *, 
     at_last = read_by_a_claim(conn, "default")
     assert at_last <= at_first + SPARE
     assert run(conn, 98) == job_ids[-98:]
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
 
 
 def test_the_head_moves_within_the_jobs_of_one_call(
@@ -144,4 +144,4 @@ def test_the_head_of_leases_moves_within_the_leases_of_one_instant(
     locker.rollback()
     move(conn, clock)
     assert job(conn, last.id).state == "waiting"
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0

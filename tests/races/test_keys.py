@@ -51,14 +51,14 @@ def block_behind(conn: psycopg.Connection) -> None:
     assert reserve(conn, 10) == []
 
 
-def is_parked(conn: psycopg.Connection, *job_ids: int) -> bool:
+def is_blocked(conn: psycopg.Connection, *job_ids: int) -> bool:
     return all(state(conn, job_id) == "blocked" for job_id in job_ids)
 
 
 def left_behind(conn: psycopg.Connection) -> int:
     """What the net of maintain had to release so far."""
     maintain(conn)
-    found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
+    found: int = value(conn, "select unblocked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
 
 
@@ -155,7 +155,7 @@ def test_a_waiting_job_leaves_while_an_open_claim_blocks_behind_it(database: Dat
     call(conn, "set_limit", "limit_key", "l", max_executing=0)
     first = enqueue(conn, key="k", limit_key="l")
     block_behind(conn)
-    assert is_parked(conn, first)
+    assert is_blocked(conn, first)
     second = enqueue(conn, key="k")
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
@@ -240,7 +240,7 @@ def test_a_claim_defers_jobs_behind_one_that_is_being_finished(
         assert ids(reserve(conn, 10)) == [next_id]
     else:
         block_behind(conn)
-        assert is_parked(conn, next_id)
+        assert is_blocked(conn, next_id)
     assert left_behind(conn) == 0
 
 
@@ -252,7 +252,7 @@ def test_a_claim_blocks_jobs_behind_one_whose_step_is_not_committed(database: Da
     handler = open_with(database.session())
     assert handler.run("select pgqueue.complete_step(%s, %s, 's')", [held.id, held.reservation]) == [(True,)]
     block_behind(conn)
-    assert is_parked(conn, next_id)
+    assert is_blocked(conn, next_id)
     assert handler.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
     handler.run("commit")
     assert ids(reserve(conn, 10)) == [next_id]
@@ -318,7 +318,7 @@ def test_of_two_claims_of_one_key_the_later_drops_its_candidate_and_goes_on(
         assert ids(reserve(conn, 10)) == [earlier]
         return
     block_behind(conn)
-    assert is_parked(conn, earlier)
+    assert is_blocked(conn, earlier)
     [[reservation]] = conn.execute("select reservation from pgqueue.jobs where id = %s", [later]).fetchall()
     assert call(conn, "complete", later, reservation) is True
     assert ids(reserve(conn, 10)) == [earlier]
@@ -372,7 +372,7 @@ def test_a_finish_passes_over_a_next_job_that_is_being_taken_away(
     conn = database.connect()
     held, [next_id, following] = chain(conn, 3)
     block_behind(conn)
-    assert is_parked(conn, next_id, following)
+    assert is_blocked(conn, next_id, following)
     taking = open_with(database.session())
     taking.run("select pgqueue.cancel(%s)" if away == "cancel" else "select pgqueue.delete(%s)", [next_id])
     conn.execute("set statement_timeout = '5s'")
@@ -405,7 +405,7 @@ def test_removing_the_next_job_waits_for_a_finish_that_releases_it(
     if end == "rollback":
         # It was released too early; it is blocked again.
         block_behind(conn)
-        assert is_parked(conn, following)
+        assert is_blocked(conn, following)
         assert call(conn, "complete", held.id, held.reservation) is True
     assert ids(reserve(conn, 10)) == [following]
     assert left_behind(conn) == 0
@@ -464,7 +464,7 @@ def test_a_completion_with_an_old_snapshot_releases_jobs_blocked_since(database:
     finish.run(BEGIN[level])
     finish.run("select count(*) from pgqueue.jobs")
     block_behind(conn)
-    assert is_parked(conn, next_id)
+    assert is_blocked(conn, next_id)
     assert finish.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
     finish.run("commit")
     assert ids(reserve(conn, 10)) == [next_id]
@@ -512,7 +512,7 @@ def test_a_locked_payload_stops_neither_rescue_nor_reserve(database: Database, c
     for _ in range(4):
         clock.advance("4 s")
         maintain(conn)
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
     assert state(conn, plain) == "waiting"
     # The whole call counts as held.
     assert {state(conn, row.id) for row in call_rows if row.task == "acc"} == {"executing"}

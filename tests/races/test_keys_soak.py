@@ -181,4 +181,4 @@ def test_each_key_keeps_its_order_while_workers_are_killed(database: Database) -
         """
     ).fetchall()
     assert violations == []
-    assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select max(unblocked) from pgqueue.maintenance_runs") == 0

@@ -90,8 +90,8 @@ def test_with_maintenance_a_lapsed_lease_is_taken_back_at_once(conn: psycopg.Con
     assert state(conn, job_id) == "executing"
     watch(conn, clock, 1)
     assert state(conn, job_id) == "waiting"
-    assert stats(conn).housekeeping["rescued"] == 1
-    assert stats(conn).housekeeping["prolonged"] == 0
+    assert stats(conn).maintenance["rescued"] == 1
+    assert stats(conn).maintenance["prolonged"] == 0
 
 
 def test_after_a_gap_a_lapsed_lease_gets_one_grace_period_and_only_one(conn: psycopg.Connection, clock: Clock) -> None:
@@ -197,8 +197,8 @@ def test_an_open_completion_costs_its_worker_no_other_lease_and_stops_no_mainten
         assert sorted(row.job_id for row in extended) == ids(held)
     expected = dict.fromkeys(ids(others), clock.now() + timedelta(seconds=30))
     assert {row.job_id: row.lease_expires_at for row in extended if row.job_id in expected} == expected
-    assert stats(conn).housekeeping["rescued"] == 0
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["rescued"] == 0
+    assert stats(conn).maintenance["failures"] == {}
     assert reserve(conn, 10, "other") == []
 
     handler.commit()
@@ -494,7 +494,7 @@ def test_the_lease_head_stays_behind_a_lease_whose_row_is_locked(
     watch(conn, clock, 29)
     # Nothing of it is below the head any more.
     assert value(conn, "select pgqueue._lease_head()") > stands_at
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
     watch(conn, clock, 1)
     assert state(conn, job_id) == "waiting"
 

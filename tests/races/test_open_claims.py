@@ -248,7 +248,7 @@ def test_a_note_that_an_open_claim_is_reading_is_read_by_others_a_second_later(
     maintain(other)
     claim.run("rollback")
     assert ids(reserve(other, 10)) == [second]
-    assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select max(unblocked) from pgqueue.maintenance_runs") == 0
 
 
 def test_it_reads_no_notes_of_queues_that_it_does_not_serve(

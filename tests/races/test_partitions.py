@@ -40,7 +40,7 @@ def test_a_reader_of_all_jobs_stops_neither_completions_nor_attaching_and_puts_o
     assert value(conn, "select count(*) from pg_inherits") > attached
 
     def drops() -> tuple[int, int]:
-        house = stats(conn).housekeeping
+        house = stats(conn).maintenance
         assert house["failures"] == {}
         return house["overdue_partitions"], house["drop_failures"]
 
@@ -105,10 +105,10 @@ def test_maintain_that_misses_partitions_beside_a_completion_gives_up_soon_and_c
     completing = database.connect(autocommit=False)
     call(completing, "complete", held.id, held.reservation)
     assert maintain(conn).ran is True
-    assert list(stats(conn).housekeeping["failures"]) == ["partitions"]
+    assert list(stats(conn).maintenance["failures"]) == ["partitions"]
     completing.commit()
     assert maintain(conn).ran is True
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
 
 
 def test_a_completion_waits_for_a_drop_no_longer_than_its_transaction(database: Database, clock: Clock) -> None:
@@ -157,7 +157,7 @@ def complete(database: Database, clock: Clock) -> psycopg.Connection:
 
 
 def problem(conn: psycopg.Connection) -> str:
-    failures = stats(conn).housekeeping["failures"]
+    failures = stats(conn).maintenance["failures"]
     assert set(failures) <= {"partitions"}
     return str(failures["partitions"]["error"]) if failures else ""
 

@@ -72,7 +72,7 @@ def test_a_schedule_removed_or_paused_meanwhile_does_no_harm(
         first.run(change)  # type: ignore[arg-type]
         # Its row is locked: housekeeping neither waits nor fails, and as nothing is committed yet, it runs.
         maintain(conn)
-        assert call(conn, "stats")["housekeeping"]["failures"] == {}
+        assert call(conn, "stats")["maintenance"]["failures"] == {}
         first.run("rollback")
     assert len(jobs(conn)) == 1
 

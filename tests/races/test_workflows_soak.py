@@ -286,7 +286,7 @@ def test_nothing_is_lost_between_transactions(database: Database, conn: psycopg.
 
         left = conn.execute("select id, task, state, blocked_on, depends_on, group_id from pgqueue.jobs").fetchall()
         assert left == [], seed
-        assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 0, seed
+        assert value(conn, "select max(unblocked) from pgqueue.maintenance_runs") == 0, seed
         known = {"all": played.jobs + played.groups, "touched": list(played.touched)}
         gone = value(
             conn,

@@ -30,7 +30,7 @@ def payloads(rows: list[Row]) -> list[object]:
 
 def left_behind(conn: psycopg.Connection) -> int:
     maintain(conn)
-    found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
+    found: int = value(conn, "select unblocked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
 
 

@@ -109,7 +109,7 @@ def test_each_job_starts_and_ends_as_run_if_says(
             maintain(conn)
     maintain(conn)
     assert [state(conn, each) for each in ids] == [node.state.removesuffix(" by parent") for node in model.nodes]
-    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select coalesce(max(unblocked), 0) from pgqueue.maintenance_runs") == 0
 
 
 def _step(conn: psycopg.Connection, model: Model, ids: list[int | None], choice: int, how: str) -> None:

@@ -33,7 +33,7 @@ def tick(conn: psycopg.Connection, clock: Clock, to: str | None = None) -> None:
     if to is not None:
         clock.set(to)
     maintain(conn)
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
 
 
 @pytest.mark.parametrize(

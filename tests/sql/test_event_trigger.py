@@ -39,7 +39,7 @@ def test_the_error_of_an_event_trigger_stands_until_partitions_are_made(conn: ps
         found = {row.topic: row for row in table(conn, "doctor")}
         assert SAID in found["partitions"].evidence
         assert SAID in found["maintenance"].evidence
-        assert SAID in stats(conn).housekeeping["failures"]["partitions"]["error"]
+        assert SAID in stats(conn).maintenance["failures"]["partitions"]["error"]
         clock.advance("10 s")
         maintain(conn)
     assert found["maintenance"].severity == "critical"

@@ -251,7 +251,7 @@ ENDINGS: list[Callable[[psycopg.Connection, int, int], object]] = [
 
 def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
     """Whatever was called, what can run runs, and nothing is stuck."""
-    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select coalesce(max(unblocked), 0) from pgqueue.maintenance_runs") == 0
     conn.execute("delete from pgqueue.limits")
     conn.execute("delete from pgqueue.pauses")
     conn.execute("select pgqueue.close_group(id) from pgqueue.jobs where blocked_on = '@open'")
@@ -281,4 +281,4 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
         ).fetchall()
         == []
     )
-    assert value(conn, "select pgqueue.stats() #>> '{housekeeping,failures}'") == "{}"
+    assert value(conn, "select pgqueue.stats() #>> '{maintenance,failures}'") == "{}"

@@ -152,7 +152,7 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_blocked_job_each(explained:
     for job_id, reservation in [*hot, limited[0]]:
         nodes = explained.nodes(lambda conn, j=job_id, r=reservation: call(conn, "complete", j, r))
         check(nodes)
-        for index in ("jobs_key_held", "jobs_parked"):
+        for index in ("jobs_key_held", "jobs_blocked"):
             # Whether there is one, and which.
             assert sum(node.rows for node in nodes if node.index == index) <= 2
     for job_id, reservation in limited[1:]:

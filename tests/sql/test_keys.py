@@ -48,7 +48,7 @@ def chain(conn: psycopg.Connection, count: int = 3, **options: object) -> tuple[
 
 def left_behind(conn: psycopg.Connection) -> int:
     maintain(conn)
-    found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
+    found: int = value(conn, "select unblocked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
 
 

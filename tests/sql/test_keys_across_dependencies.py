@@ -28,9 +28,9 @@ def nothing_is_left(conn: psycopg.Connection, clock: Clock) -> None:
     assert leftovers(conn) == (0, 0)
     assert value(conn, "select count(*) from pgqueue.key_notes") == 0
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
-    assert stats(conn).housekeeping["hidden"] == 0
+    assert stats(conn).maintenance["hidden"] == 0
     # The net of maintenance found nothing to release.
-    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select coalesce(max(unblocked), 0) from pgqueue.maintenance_runs") == 0
 
 
 def test_a_member_of_the_key_runs_before_the_child_that_waits_for_its_group(

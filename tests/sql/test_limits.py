@@ -316,7 +316,7 @@ def test_a_job_of_a_key_that_a_limit_stops_keeps_its_place(conn: psycopg.Connect
     complete(conn, row)
     assert ids(reserve(conn, 10)) == [second]
     maintain(conn)
-    assert value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1") == 0
+    assert value(conn, "select unblocked from pgqueue.maintenance_runs order by n desc limit 1") == 0
 
 
 @pytest.mark.covers("L6")

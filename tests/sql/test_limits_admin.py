@@ -98,7 +98,7 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
         "used_by": None,
         "started": 0,
         "started_by": None,
-        "parked": 0,
+        "waiting": 0,
         "counted_to": None,
     }
     assert call(conn, "drop_limit", "task", "t") is True
@@ -144,7 +144,7 @@ def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Conn
     put(conn, 5, limit_key="acid", state="blocked", blocked_on="limit_key:acid")
     for kind, target in (("limit_key", "ac*"), ("limit_key", "acme"), ("queue", "q"), ("task", "t")):
         call(conn, "set_limit", kind, target, max_executing=9)
-    assert {(each["kind"], each["target"]): (each["executing"], each["parked"]) for each in limits(conn)} == {
+    assert {(each["kind"], each["target"]): (each["executing"], each["waiting"]) for each in limits(conn)} == {
         ("limit_key", "ac*"): (5, 9),
         ("limit_key", "acme"): (2, 4),
         ("queue", "q"): (5, 0),
@@ -181,8 +181,8 @@ def test_of_a_limit_for_each_value_the_fullest_value_counts(conn: psycopg.Connec
 
 
 def test_stats_count_jobs_found_blocked_without_a_reason(conn: psycopg.Connection) -> None:
-    conn.execute("insert into pgqueue.maintenance_runs (at, unparked) values (now(), 3)")
-    assert call(conn, "stats")["housekeeping"]["unparked"] == 3
+    conn.execute("insert into pgqueue.maintenance_runs (at, unblocked) values (now(), 3)")
+    assert call(conn, "stats")["maintenance"]["unblocked"] == 3
 
 
 def waits(conn: psycopg.Connection) -> list[str]:
@@ -244,12 +244,12 @@ def test_due_jobs_of_a_queue_at_its_limit_wait_for_it(conn: psycopg.Connection) 
         enqueue_many(conn, 5, queue=queue)
         enqueue_many(conn, 2, queue=queue, priority=7)
         enqueue(conn, queue=queue, delay="1 h")
-    waiting = {each["target"]: each["parked"] for each in limits(conn)}
+    waiting = {each["target"]: each["waiting"] for each in limits(conn)}
     assert waiting == {"mail": 0, "slow": 0}
     reserve(conn, 10)
     for recent in (False, True):
         found = call(conn, "stats", recent=recent)["limits"]
-        assert {each["target"]: each["parked"] for each in found} == {"mail": 5, "slow": 6}
+        assert {each["target"]: each["waiting"] for each in found} == {"mail": 5, "slow": 6}
 
 
 def test_due_jobs_of_a_queue_that_has_too_few_units_for_the_first_wait_for_it(conn: psycopg.Connection) -> None:
@@ -258,6 +258,6 @@ def test_due_jobs_of_a_queue_that_has_too_few_units_for_the_first_wait_for_it(co
     for queue, first, others in (("mail", 10, 1), ("slow", 4, 8)):
         enqueue(conn, queue=queue, cost=first)
         enqueue_many(conn, 5, queue=queue, cost=others)
-    assert {each["target"]: each["parked"] for each in limits(conn)} == {"mail": 0, "slow": 0}
+    assert {each["target"]: each["waiting"] for each in limits(conn)} == {"mail": 0, "slow": 0}
     assert len(reserve(conn, 10)) == 2
-    assert {each["target"]: each["parked"] for each in limits(conn)} == {"mail": 5, "slow": 5}
+    assert {each["target"]: each["waiting"] for each in limits(conn)} == {"mail": 5, "slow": 5}

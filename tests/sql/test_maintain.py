@@ -69,7 +69,7 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
         "expiry": state(conn, expiring) == "cancelled",
         "lanes": ids(reserve(conn, queues=["stray"])) == [stray],
         "tidy_workers": stats(conn).workers == [],
-        "drop": stats(conn).housekeeping["overdue_partitions"] == 0,
+        "drop": stats(conn).maintenance["overdue_partitions"] == 0,
     }
     for _ in range(20):
         maintain(conn)
@@ -77,7 +77,7 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
     assert done == {name: name != step for name in done}
 
     def failures() -> dict[str, dict[str, object]]:
-        found: dict[str, dict[str, object]] = stats(conn).housekeeping["failures"]
+        found: dict[str, dict[str, object]] = stats(conn).maintenance["failures"]
         return found
 
     assert list(failures()) == [step]
@@ -107,7 +107,7 @@ def test_a_failing_step_for_a_clock_that_stepped_back_shows_in_stats(conn: psyco
     )
     clock.advance("-1 hour")
     maintain(conn)
-    assert list(stats(conn).housekeeping["failures"]) == ["clock"]
+    assert list(stats(conn).maintenance["failures"]) == ["clock"]
 
 
 def test_maintain_called_within_max_age_of_the_last_run_does_nothing(conn: psycopg.Connection, clock: Clock) -> None:
@@ -153,7 +153,7 @@ def test_unregistered_lanes_are_found_wherever_they_lie(conn: psycopg.Connection
     conn.execute("delete from pgqueue.lanes where (queue, priority) not in (('m', 0), ('z', -100))")
     maintain(conn)
     assert sorted(ids(reserve(conn, 100))) == expected
-    assert stats(conn).housekeeping["found_lanes"] > 0
+    assert stats(conn).maintenance["found_lanes"] > 0
 
 
 def test_without_maintenance_reserve_finds_a_job_in_an_unregistered_lane(conn: psycopg.Connection) -> None:

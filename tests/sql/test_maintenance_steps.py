@@ -79,7 +79,7 @@ def test_what_a_statement_timeout_cuts_is_one_step_and_the_others_go_on(conn: ps
     assert maintain_within(conn, "2 s").rescued == 1
     assert state(conn, job_id) == "waiting"
     assert scheduled(conn) == 0
-    found = stats(conn).housekeeping
+    found = stats(conn).maintenance
     assert list(found["failures"]) == ["expiry"]
     assert found["failures"]["expiry"]["error"] == "57014: cut by statement_timeout (2s)"
     assert {"schedules", "heads", "keys"} <= set(found["behind"])
@@ -87,14 +87,14 @@ def test_what_a_statement_timeout_cuts_is_one_step_and_the_others_go_on(conn: ps
     # The next call leaves it alone, and runs what had no turn.
     assert maintain_within(conn, "2 s").ran
     assert scheduled(conn) == 1
-    assert stats(conn).housekeeping["behind"] == {}
-    assert list(stats(conn).housekeeping["failures"]) == ["expiry"]
+    assert stats(conn).maintenance["behind"] == {}
+    assert list(stats(conn).maintenance["failures"]) == ["expiry"]
 
     # It comes again, after the others, and is cut again. The others have had their turns.
     clock.advance("1 min")
     assert maintain_within(conn, "2 s").ran
     assert scheduled(conn) == 2
-    found = stats(conn).housekeeping
+    found = stats(conn).maintenance
     assert found["failures"]["expiry"]["count"] == 2
     assert set(found["behind"]) <= {"drop"}
 
@@ -103,7 +103,7 @@ def test_what_a_statement_timeout_cuts_is_one_step_and_the_others_go_on(conn: ps
     maintain(conn)
     maintain(conn)
     assert state(conn, expired) == "cancelled"
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
 
 
 def test_a_step_that_was_cut_takes_fewer_rows_until_it_gets_through(conn: psycopg.Connection, clock: Clock) -> None:
@@ -133,11 +133,11 @@ def test_work_that_is_longer_than_a_call_is_done_by_and_by(conn: psycopg.Connect
         expired = maintain_within(conn, "800 ms").expired
         left.append(left[-1] - expired)
         assert remaining(conn) == left[-1]
-        assert stats(conn).housekeeping["failures"] == {}
-        assert "expiry" in stats(conn).housekeeping["behind"] or not left[-1]
+        assert stats(conn).maintenance["failures"] == {}
+        assert "expiry" in stats(conn).maintenance["behind"] or not left[-1]
     assert len(left) > 3
     maintain(conn)
-    assert stats(conn).housekeeping["behind"] == {}
+    assert stats(conn).maintenance["behind"] == {}
 
 
 def remaining(conn: psycopg.Connection) -> int:
@@ -154,11 +154,11 @@ def test_what_had_no_turn_goes_first_next_time(conn: psycopg.Connection, clock: 
     clock.advance("1 min")
     table(conn, "maintain")
     assert scheduled(conn) == 0
-    assert "schedules" in stats(conn).housekeeping["behind"]
+    assert "schedules" in stats(conn).maintenance["behind"]
     clock.advance("1 s")
     table(conn, "maintain")
     assert scheduled(conn) == 1
-    assert "schedules" not in stats(conn).housekeeping["behind"]
+    assert "schedules" not in stats(conn).maintenance["behind"]
     # And the slow one is not starved by those either.
     [expired] = expiring(conn, clock)
     table(conn, "maintain")
@@ -197,7 +197,7 @@ def test_a_step_in_which_each_call_is_killed_does_not_take_the_others_with_it(
         assert scheduled(conn) == count - 1
         assert maintain(conn).ran
         assert scheduled(conn) == count
-        failures = stats(conn).housekeeping["failures"]
+        failures = stats(conn).maintenance["failures"]
         assert list(failures) == ["expiry"]
         assert failures["expiry"]["count"] == count
         assert "within this step" in failures["expiry"]["error"]

@@ -292,7 +292,7 @@ class Queue(RuleBasedStateMachine):
         )
 
     @invariant()
-    def nothing_is_parked_without_a_reason(self) -> None:
+    def nothing_is_blocked_without_a_reason(self) -> None:
         assert (
             self.conn.execute(
                 """
@@ -322,8 +322,8 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def the_net_had_nothing_to_do(self) -> None:
-        assert value(self.conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
-        failures = stats(self.conn).housekeeping["failures"]
+        assert value(self.conn, "select coalesce(max(unblocked), 0) from pgqueue.maintenance_runs") == 0
+        failures = stats(self.conn).maintenance["failures"]
         assert not failures
 
     def teardown(self) -> None:

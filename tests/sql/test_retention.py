@@ -120,20 +120,20 @@ def test_after_sixty_days_without_maintain_completions_go_on_and_nothing_kept_is
     assert call(conn, "complete", waiting, 1) is False
     assert [state(conn, job_id) for job_id in (kept, *late)] == ["dead", "cancelled", "dead"]
 
-    overdue = stats(conn).housekeeping["overdue_partitions"]
+    overdue = stats(conn).maintenance["overdue_partitions"]
     assert overdue > 14
     for gone in range(1, overdue + 1):
         # Often enough for leases, and yet at most one drop a minute.
         maintain(conn)
         maintain(conn)
-        assert stats(conn).housekeeping["overdue_partitions"] == overdue - gone
+        assert stats(conn).maintenance["overdue_partitions"] == overdue - gone
         clock.advance("30 s")
         maintain(conn)
-        assert stats(conn).housekeeping["overdue_partitions"] == overdue - gone
+        assert stats(conn).maintenance["overdue_partitions"] == overdue - gone
         clock.advance("30 s 1 us")
     assert [state(conn, job_id) for job_id in (kept, *late)] == ["dead", "cancelled", "dead"]
     assert reserve_one(conn).id == waiting
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
     assert value(conn, "select count(*) from pgqueue.history where kept_until < pgqueue._clock()") == 0
 
 

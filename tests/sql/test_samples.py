@@ -274,7 +274,7 @@ def test_a_report_that_cannot_be_summed_is_refused(conn: psycopg.Connection, wro
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         call(conn, "beat", "w", Jsonb(wrong))
     maintain(conn)
-    assert call(conn, "stats")["housekeeping"]["failures"] == {}
+    assert call(conn, "stats")["maintenance"]["failures"] == {}
 
 
 def test_a_heartbeat_needs_no_report(conn: psycopg.Connection) -> None:
@@ -343,9 +343,9 @@ def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
             "pgqueue_queue_late_seconds", "pgqueue_queue_oldest_attempt_seconds",
             "pgqueue_workers", "pgqueue_pauses", "pgqueue_slots", "pgqueue_heartbeat_memory_bytes",
             "pgqueue_tenant_jobs", "pgqueue_dead_jobs", "pgqueue_events", "pgqueue_event_waits",
-        "pgqueue_limit_executing", "pgqueue_limit_parked", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
-        "pgqueue_sample_age_seconds", "pgqueue_housekeeping_age_seconds", "pgqueue_rescued_total",
-        "pgqueue_unparked_total", "pgqueue_partitions_overdue", "pgqueue_dead_tuples",
+        "pgqueue_limit_executing", "pgqueue_limit_waiting", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
+        "pgqueue_sample_age_seconds", "pgqueue_maintenance_age_seconds", "pgqueue_rescued_total",
+        "pgqueue_unblocked_total", "pgqueue_partitions_overdue", "pgqueue_dead_tuples",
         "pgqueue_oldest_xmin_age_seconds", "pgqueue_notify_queue_usage_ratio",
     }  # fmt: skip
     found = value(conn, 'select value from pgqueue.metrics() where labels = \'{"queue": "mail", "state": "due"}\'')
@@ -371,14 +371,14 @@ def test_without_a_living_worker_the_metrics_count_so_that_the_alerts_fire(
     assert metric(conn, "pgqueue_workers", queue="mail") == 0
     assert metric(conn, "pgqueue_queue_jobs", queue="mail", state="due") == 1
     assert metric(conn, "pgqueue_queue_lag_seconds", queue="mail") == 360
-    assert metric(conn, "pgqueue_housekeeping_age_seconds") == 360
+    assert metric(conn, "pgqueue_maintenance_age_seconds") == 360
     assert metric(conn, "pgqueue_sample_age_seconds") == 360
 
 
 def test_maintenance_that_has_never_run_is_as_old_as_the_schema(conn: psycopg.Connection, clock: Clock) -> None:
     assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 0
     clock.advance("1 h")
-    assert (metric(conn, "pgqueue_housekeeping_age_seconds") or 0) >= 3600
+    assert (metric(conn, "pgqueue_maintenance_age_seconds") or 0) >= 3600
     assert metric(conn, "pgqueue_rescued_total") == 0
     assert metric(conn, "pgqueue_sample_age_seconds") is None
 

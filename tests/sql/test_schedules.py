@@ -42,7 +42,7 @@ def complete_all(conn: psycopg.Connection) -> None:
 def tick(conn: psycopg.Connection, clock: Clock, to: str) -> None:
     clock.set(to)
     maintain(conn)
-    assert stats(conn).housekeeping["failures"] == {}
+    assert stats(conn).maintenance["failures"] == {}
 
 
 def test_a_job_is_enqueued_at_its_time_with_its_options(conn: psycopg.Connection, clock: Clock) -> None:

@@ -222,7 +222,7 @@ def test_groups_steps_and_events_go_as_the_model_says(
     assert not {node.state for node in model.nodes} & set(LIVE)
     for number, node in enumerate(model.nodes):
         assert {row.name for row in table(conn, "steps", ids[number])} == set(node.steps)
-    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select coalesce(max(unblocked), 0) from pgqueue.maintenance_runs") == 0
 
 
 def _settle(conn: psycopg.Connection, clock: Clock) -> None:

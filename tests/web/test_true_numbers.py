@@ -88,4 +88,4 @@ def test_the_waiting_jobs_of_a_limit_say_where_counting_stopped(conn: psycopg.Co
     enqueue_many(conn, 1200, queue="mail")
     assert '<td class="n" data-label="Waiting">1,000+</td>' in ask("GET", "/limits").text
     [exact] = call(conn, "stats")["limits"]
-    assert (exact["parked"], exact["counted_to"]) == (1200, None)
+    assert (exact["waiting"], exact["counted_to"]) == (1200, None)

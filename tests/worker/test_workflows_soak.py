@@ -140,7 +140,7 @@ def test_workflows_outlive_their_workers(database: Database, conn: psycopg.Conne
     wait_until(no_note_is_left)
     left = conn.execute("select id, task, state, blocked_on from pgqueue.jobs order by id limit 20").fetchall()
     assert left == []
-    assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 0
+    assert value(conn, "select max(unblocked) from pgqueue.maintenance_runs") == 0
     assert [row[0] for row in conn.execute(EARLY)] == []
     assert [row[0] for row in conn.execute(WRONG)] == []
     # 3 members, each with 2, each with 2.

@@ -15,7 +15,7 @@ as $$
                 'used', case when p.prefix is null then e.executing else v.used end, 'used_by', v.value,
                 'started', case when l.rate is not null then coalesce(s.units, 0) end, 'started_by', s.value,
                 'counted_to', case when w.most < 1000000 then w.most end,
-                'parked', (
+                'waiting', (
                     -- Those of a name, and of a prefix, come first among all from there on.
                     select count(*) filter (where case when p.prefix is null then c.name = p.name else starts_with(c.name, p.name) end)
                     from (

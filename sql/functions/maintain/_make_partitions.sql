@@ -12,7 +12,7 @@ begin
     select
         v_now, s.step, case when v_problem is null then v_now + s.every end, (v_problem is not null)::integer,
         case when v_problem is not null then v_now end, v_problem
-    from pgqueue._steps() s
+    from pgqueue._maintenance_steps() s
     where s.step = 'partitions';
 end
 $$;

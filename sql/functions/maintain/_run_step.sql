@@ -1,4 +1,4 @@
--- How a step of maintenance is run: slice by slice, until its share of the time is over. See _steps.
+-- How a step of maintenance is run: slice by slice, until its share of the time is over. See _maintenance_steps.
 
 -- p_is_killed: the last call was killed or cancelled within it; that is recorded as if statement_timeout had cut it.
 create or replace function pgqueue._run_step(
@@ -125,7 +125,7 @@ begin
             perform pgqueue._move_all_heads();
         when 'keys' then
             perform pgqueue._read_key_notes(p_slice);
-            select run.unparked + r.released, r.next_cursor into run.unparked, next_cursor
+            select run.unblocked + r.released, r.next_cursor into run.unblocked, next_cursor
             from pgqueue._release_left_behind(greatest(p_slice / 2, 1), p_cursor) r;
         when 'notes' then
             perform pgqueue._read_notes(p_slice);
@@ -149,7 +149,7 @@ begin
             perform pgqueue._tidy_lanes(v_now);
         when 'tidy_dependencies' then
             perform pgqueue._tidy_traces();
-            select run.unparked + r.released, r.next_cursor into run.unparked, next_cursor
+            select run.unblocked + r.released, r.next_cursor into run.unblocked, next_cursor
             from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             perform pgqueue._tidy('tidy_events', v_now, p_slice);
         when 'tidy_starts' then

@@ -1,7 +1,7 @@
 -- maintain: all work that is due by time. The fleet calls it about once a second; pg_cron or a person may call it too.
 --
 -- A transaction-scoped advisory try-lock lets one caller do the work; there is no leader. The work is a list of steps
--- (see _steps): a step that fails stops no other. Each skips locked rows, and waits at most 50 ms for a table. No step begins
+-- (see _maintenance_steps): a step that fails stops no other. Each skips locked rows, and waits at most 50 ms for a table. No step begins
 -- later than 3 s, or half of statement_timeout, after the call.
 -- Its records are inserted, never updated, and commit together with the work. A kill or a cancel undoes both; step_under_way,
 -- a sequence, then shows the next call in which step it happened.
@@ -68,7 +68,7 @@ begin
     select h.* into v_last from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not found then
         v_last := jsonb_populate_record(
-            v_last, '{"rescued": 0, "prolonged": 0, "expired": 0, "found_lanes": 0, "unparked": 0, "hidden": 0}'
+            v_last, '{"rescued": 0, "prolonged": 0, "expired": 0, "found_lanes": 0, "unblocked": 0, "hidden": 0}'
         );
     end if;
     if v_last.at > pgqueue._after(v_now, -p_max_age) and v_last.at <= v_now then
@@ -91,12 +91,12 @@ begin
     -- A step that was killed has failed, so that one that is killed each time does not stop the others each time.
     perform pgqueue._run_step(l, s.number, s.every, s.slice, v_deadline, true, v_run)
     from pgqueue.step_under_way u
-    join pgqueue._steps() s on s.number = u.last_value
+    join pgqueue._maintenance_steps() s on s.number = u.last_value
     join pgqueue._last_steps() l on l.step = s.step;
     for v_due in
         select l as state, s.number, s.every, s.slice
         from pgqueue._last_steps() l
-        join pgqueue._steps() s on s.step = l.step
+        join pgqueue._maintenance_steps() s on s.step = l.step
         where v_now >= pgqueue._after(
                 coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end
             )

@@ -156,11 +156,11 @@ as $$
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
         format('the limit lets no job start (max_executing = 0), and holds back %s%s',
-            case when (l.limits ->> 'parked')::bigint >= (l.limits ->> 'counted_to')::bigint then 'at least ' end,
-            pgqueue._counted((l.limits ->> 'parked')::bigint)),
+            case when (l.limits ->> 'waiting')::bigint >= (l.limits ->> 'counted_to')::bigint then 'at least ' end,
+            pgqueue._counted((l.limits ->> 'waiting')::bigint)),
         format('select pgqueue.set_limit(%L, %L, max_executing => 1);', l.limits ->> 'kind', l.limits ->> 'target')
     from jsonb_array_elements(pgqueue._limits_now(10000, 1000)) l (limits)
-    where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
+    where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'waiting')::bigint > 0
     union all
     select
         'warning', 'limit', w.name,

@@ -90,7 +90,7 @@ begin
         (l.part ->> x.name)::double precision
     from numbers n
     cross join jsonb_array_elements(n.document -> 'limits') l (part)
-    cross join unnest('{executing,parked}'::text[]) x (name)
+    cross join unnest('{executing,waiting}'::text[]) x (name)
     union all
     select 'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name), greatest(extract(epoch from v_now - s.next_at), 0)::double precision
     from pgqueue.effective_schedules s
@@ -112,11 +112,11 @@ begin
     cross join (select min(r.installed_at) as at from pgqueue.releases r) f
     cross join lateral (
         values
-            ('housekeeping_age_seconds', extract(epoch from greatest(v_now - coalesce((n.document #>> '{housekeeping,last_at}')::timestamptz, f.at), '0'))),
-            ('rescued_total', (n.document #>> '{housekeeping,rescued}')::numeric),
-            ('unparked_total', (n.document #>> '{housekeeping,unparked}')::numeric),
+            ('maintenance_age_seconds', extract(epoch from greatest(v_now - coalesce((n.document #>> '{maintenance,last_at}')::timestamptz, f.at), '0'))),
+            ('rescued_total', (n.document #>> '{maintenance,rescued}')::numeric),
+            ('unblocked_total', (n.document #>> '{maintenance,unblocked}')::numeric),
             ('sample_age_seconds', (select extract(epoch from v_now - max(s.at)) from pgqueue.samples s where s.span = 10)),
-            ('partitions_overdue', (n.document #>> '{housekeeping,overdue_partitions}')::numeric),
+            ('partitions_overdue', (n.document #>> '{maintenance,overdue_partitions}')::numeric),
             ('notify_queue_usage_ratio', pg_notification_queue_usage()::numeric),
             ('oldest_xmin_age_seconds', (
                 select coalesce(max(extract(epoch from greatest(clock_timestamp() - o.since, '0'))), 0)

@@ -114,10 +114,10 @@ begin
                 limit 1000
             ) b
         ),
-        'housekeeping', (
+        'maintenance', (
             select jsonb_build_object(
                 'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
-                'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unparked', coalesce(h.unparked, 0),
+                'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unblocked', coalesce(h.unblocked, 0),
                 'failures', coalesce(l.failures, '{}'), 'behind', coalesce(l.behind, '{}'), 'drop_failures', l.drop_failures,
                 'overdue_partitions', (select count(*) from pgqueue._partitions() p where p.upper <= v_now)
             )
@@ -141,7 +141,7 @@ $$;
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, due, scheduled (not due yet; due + scheduled = length), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds), stuck_for (that of the oldest job that waits for a limit or behind its key, or, by the samples, whose task no worker knows; 0 in a paused queue, and without jobs whose task or limit_key an operator paused); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
-    'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit, up to counted_to; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); breakers (kind, target, failures, of, pause; opened: those that are open or half_open, with the value, since, half_open_at and reason); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
+    'limits (for each: executing; waiting, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit, up to counted_to; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); breakers (kind, target, failures, of, pause; opened: those that are open or half_open, with the value, since, half_open_at and reason); maintenance (last_at; rescued: leases taken back; unblocked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'recent => null: as with true while a worker lives and the last sample is at most 30 s old; otherwise they are counted now, up to 10,000 of each lane (counted_to), and sampled_at is null. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many. [reader]';

@@ -7,7 +7,7 @@
 -- statement_timeout cannot be set within a statement. It cuts one slice: the work of earlier slices and steps is kept, the
 -- call ends and commits, and the step comes again with a smaller slice after ten times the time that it took.
 
-create or replace function pgqueue._steps()
+create or replace function pgqueue._maintenance_steps()
 returns table (number integer, step text, every interval, slice integer, is_ddl boolean)
 language sql immutable parallel safe rows 24
 as $$
@@ -47,7 +47,7 @@ as $$
     select
         l.n, l.at, s.step, l.next_at, l.missed_since, coalesce(l.unfinished, false), l.slice, l.cursor,
         coalesce(l.failures, 0), l.failing_since, l.error
-    from pgqueue._steps() s
+    from pgqueue._maintenance_steps() s
     left join lateral (
         select m.*
         from pgqueue.maintenance_steps m
