@@ -9,7 +9,8 @@ begin
     if not found then
         raise 'the database is not at revision 0021';
     end if;
-    -- Tables were renamed, and the names that PostgreSQL 18 gives to NOT NULL were not.
+    alter table pgqueue.maintenance_runs rename column unparked to unblocked;
+    -- Tables and columns were renamed, and the names that PostgreSQL 18 gives to NOT NULL were not.
     for v_rename in
         select format('alter table %s rename constraint %I to %I', k.conrelid::regclass, k.conname, n.name)
         from pg_constraint k
@@ -170,7 +171,6 @@ create index jobs_in_lanes on pgqueue.jobs (queue, priority, lane_key, ready_at,
     where state in ('waiting', 'failed') and lane_key is not null and not resumed;
 -- Jobs with a limit_key are handed off as well.
 alter index pgqueue.jobs_parked rename to jobs_blocked;
-alter table pgqueue.maintenance_runs rename column unparked to unblocked;
 drop index pgqueue.jobs_offered;
 create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
     where state = 'executing' and offered and key is null;
