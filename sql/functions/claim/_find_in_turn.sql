@@ -231,7 +231,7 @@ create or replace function pgqueue._after_pass(
     p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[],
     p_quotas integer[], p_shares integer[], p_now timestamptz, out stop text, out more bigint
 )
-language plpgsql
+language plpgsql stable
 as $$
 begin
     stop := (
