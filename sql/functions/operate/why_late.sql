@@ -98,7 +98,7 @@ begin
     into v_unserved
     from (select x.*, count(*) over () as of_jobs from pgqueue._first_jobs(p_queue, 10, p_now + interval '30 s', p_now) x) f
     where f.is_unknown or f.is_given_back;
-    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0);
+    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::float8;
     stuck_for := greatest(extract(epoch from p_now - case when v_pause.since is null then least(v_blocked.stuck_at, v_unserved.oldest_at) end), 0)::float8;
     since := least(v_first.ready_at, v_blocked.oldest_at);
     v_late := case when lag < 30 then 0 else v_due end;
