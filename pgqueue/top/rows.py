@@ -78,15 +78,8 @@ def rows_of(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callabl
                 started = f"{each['started']} of {most_started} per {each['per']}" if most_started else None
                 fullest = each["used_by"] or each["started_by"]
                 paused = paused_by.pop((each["kind"], each["target"]), None)
-                yield (
-                    each["kind"],
-                    each["target"],
-                    executing,
-                    started,
-                    fullest,
-                    observe.counted(each, "waiting"),
-                    paused,
-                )
+                waiting = observe.counted(each, "waiting")
+                yield (each["kind"], each["target"], executing, started, fullest, waiting, paused)
             # What is paused and has no limit.
             for (kind, target), paused in paused_by.items():
                 yield (kind, target, None, None, None, None, paused)

@@ -7,9 +7,7 @@ import pytest
 from tests.databases import Database, wait_for_locks
 
 
-@pytest.fixture(autouse=True)
-def functions_wait_for_a_minute(request: pytest.FixtureRequest) -> None:
+@pytest.fixture
+def functions_wait_for_a_minute(database: Database) -> None:
     """A database with the partitions of the migrations has the functions of production, which wait for 5 s."""
-    if request.node.get_closest_marker("partitions") is not None:
-        database: Database = request.getfixturevalue("database")
-        wait_for_locks(database.connect())
+    wait_for_locks(database.connect())

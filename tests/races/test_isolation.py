@@ -74,6 +74,7 @@ def test_a_batch_may_be_completed_at_every_level(conn: psycopg.Connection, handl
 
 
 @pytest.mark.partitions
+@pytest.mark.usefixtures("functions_wait_for_a_minute")
 def test_a_missing_partition_is_attached_at_every_level(
     conn: psycopg.Connection, handler: psycopg.Connection, clock: Clock
 ) -> None:

@@ -11,7 +11,11 @@ from tests.databases import Database
 from tests.facts import wait_until
 from tests.sql.test_retention import has_all_partitions
 
-pytestmark = [pytest.mark.covers("G12", "D3"), pytest.mark.partitions]
+pytestmark = [
+    pytest.mark.covers("G12", "D3"),
+    pytest.mark.partitions,
+    pytest.mark.usefixtures("functions_wait_for_a_minute"),
+]
 
 NOON = "2030-01-01 12:00+00"
 
