@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 
 import psycopg
 import pytest
@@ -15,8 +12,8 @@ from psycopg.types.json import Jsonb
 from pgqueue.testing import Clock
 from tests.calls import Row, call, enqueue, maintain, reserve_one, table, value
 from tests.cli.conftest import Run
+from tests.cli.interrupted import interrupted
 from tests.databases import Database
-from tests.facts import wait_until
 
 
 def pair(held: Row) -> tuple[int, int]:
@@ -81,18 +78,8 @@ def test_an_interrupted_deletion_of_events_says_how_many_were_deleted(
         create trigger stall before delete on pgqueue.events for each row execute function public.stall()
         """
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pgqueue", "events", "delete", "--prefix", "e", "--yes"],
-        env={**os.environ, "PGQUEUE_DSN": database.dsn},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    sleeps = "select true from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
-    wait_until(lambda: value(conn, sleeps))
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    code, out, err = interrupted(conn, database.dsn, "events", "delete", "--prefix", "e", "--yes")
+    assert (code, out) == (130, "")
     assert "1000 events deleted before this ended" in err
     assert value(conn, "select count(*) from pgqueue.events") == 500
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,8 +14,8 @@ import pytest
 from pgqueue.cli import output
 from tests.calls import enqueue, enqueue_many, value
 from tests.cli.conftest import Run
+from tests.cli.interrupted import interrupted
 from tests.databases import Database
-from tests.facts import wait_until
 
 ODD = "b\u202egnp.ex\u00e9 \u2028\U0001f600"
 
@@ -52,19 +51,8 @@ def test_an_interrupted_bulk_command_says_how_many_were_changed(database: Databa
         create trigger stall before delete on pgqueue.jobs for each row execute function public.stall()
         """.encode()
     )
-    command = [sys.executable, "-m", "pgqueue", "jobs", "delete", "--everything", "--yes", "--chunk", "1"]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PGQUEUE_DSN": database.dsn},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    sleeps = "select true from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
-    wait_until(lambda: value(conn, sleeps))
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    code, out, err = interrupted(conn, database.dsn, "jobs", "delete", "--everything", "--yes", "--chunk", "1")
+    assert (code, out) == (130, "")
     assert "2 jobs deleted before this ended" in err
     assert value(conn, "select count(*) from pgqueue.jobs") == 2
 
