@@ -335,6 +335,7 @@ def test_a_fingerprint_is_the_same_in_a_turkish_database(conn: psycopg.Connectio
         try:
             conn.execute("create collation public.turkish (provider = libc, locale = 'tr_TR.UTF-8')")
         except psycopg.Error as error:
+            # Locales of the C library are the machine's: without this one no database on it can have its rules.
             pytest.skip(f"the server has no Turkish locale: {error.diag.message_primary}")
         line = "select pgqueue._fingerprint('no answer from FILE://HOST/I' collate public.turkish)"
         assert value(conn, line) == "no answer from <url>"
