@@ -13,12 +13,13 @@ as $$
 declare
     v_count bigint;
 begin
+    perform pgqueue._check_range('max_events', delete_events.max_events, 1, 10000, 'Call again while it returns max_events.');
     perform pgqueue._refuse(
-        'delete_events takes either names or prefix, and max_events between 1 and 10000', null,
-        'Give names as text[], or prefix, not empty, with which all names begin; call again while it returns max_events.'
+        'delete_events takes either names or prefix',
+        format('names is %s, prefix %s.', coalesce(left(delete_events.names::text, 100), 'null'), coalesce(quote_literal(left(delete_events.prefix, 100)), 'null')),
+        'Give names as text[], or prefix, not empty, with which all names begin.'
     )
-    where num_nonnulls(delete_events.names, delete_events.prefix) <> 1 or delete_events.prefix = ''
-        or (delete_events.max_events between 1 and 10000) is not true;
+    where num_nonnulls(delete_events.names, delete_events.prefix) <> 1 or delete_events.prefix = '';
     delete from pgqueue.events e
     where e.ctid = any (
         array(
