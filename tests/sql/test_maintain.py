@@ -63,17 +63,17 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
     partitions = "select count(*) from pg_inherits where inhparent = 'pgqueue.history_months'::regclass"
     months = value(conn, partitions)
 
-    assert maintain(conn).ran is True
+    # More than once: a partition in each, for midnight may have passed since the installation, and no step begins late.
+    for _ in range(20):
+        assert maintain(conn).ran is True
     done = {
         "leases": state(conn, lapsing) == "waiting",
         "expiry": state(conn, expiring) == "cancelled",
         "lanes": ids(reserve(conn, queues=["stray"])) == [stray],
         "tidy_workers": stats(conn).workers == [],
         "drop": stats(conn).maintenance["overdue_partitions"] == 0,
+        "partitions": value(conn, partitions) > months,
     }
-    for _ in range(20):
-        maintain(conn)
-    done["partitions"] = value(conn, partitions) > months
     assert done == {name: name != step for name in done}
 
     def failures() -> dict[str, dict[str, object]]:

@@ -83,7 +83,7 @@ def ask(serve: Serve) -> Iterator[Callable[..., httpx.Response]]:
     def send(
         method: str, path: str, headers: dict[str, str] | None = None, at: str | None = None, **form: Any
     ) -> httpx.Response:
-        address = at or clients.setdefault("", httpx.Client(base_url=serve(), verify=False)).base_url
+        address = at or clients.setdefault("", httpx.Client(base_url=serve(), verify=False, timeout=30)).base_url
         # Without TLS: reading the certificates of the world takes longer than most pages.
         with httpx.Client(base_url=address, timeout=30, verify=False) as client:
             return client.request(

@@ -93,7 +93,7 @@ def test_a_foreign_name_that_resolves_to_this_host_is_refused(serve: Serve, ask:
 def test_no_visitor_is_admitted_without_a_name(serve: Serve, ask: Ask, path: str) -> None:
     address = serve(authorize=by_password("ops", "geheim"))
     assert ask("GET", path, at=address).status_code == 401
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=30) as client:
         for name, password, code in [("ops", "geheim", 200), ("ops", "", 401), ("", "geheim", 401), ("ops", "x", 401)]:
             answer = client.get("/queues", auth=(name, password))
             assert answer.status_code == code
@@ -250,7 +250,7 @@ def test_no_text_of_a_producer_becomes_markup(conn: psycopg.Connection, ask: Ask
     assert call(conn, "complete_step", held.id, held.reservation, name, Jsonb({text: text}))
     call(conn, "await_event", held.id, held.reservation, "wait", name)
     maintain(conn)
-    with httpx.Client() as client:
+    with httpx.Client(timeout=30) as client:
         pages = [
             *("/", "/queues", "/jobs", "/dead", "/tasks", "/workers", "/schedules", "/limits", "/audit", "/health"),
             *(f"/jobs/{job}", f"/jobs/{again}", f"/jobs/{member}", f"/jobs/{group}"),

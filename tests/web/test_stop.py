@@ -50,7 +50,7 @@ def test_a_part_that_is_under_way_is_taken_back_when_the_browser_goes(
     conn: psycopg.Connection, no_audit: psycopg.Connection, serve: Serve
 ) -> None:
     enqueue_many(conn, 900, queue="mail")
-    with httpx.Client(base_url=serve(), verify=False, headers=HERE) as client:
+    with httpx.Client(base_url=serve(), verify=False, headers=HERE, timeout=30) as client:
         form = {"action": "cancel", "scope": "all", "q": "queue:mail"}
         preview = client.post("/act", data=form).text
         page = client.post("/act", data={**fields(preview), "cap": "10000"}).text

@@ -413,14 +413,14 @@ def test_the_command_serves_them_and_labels_its_metrics(
         url = worker.log().split("health at ")[1].split("/status")[0]
         for name in name_databases([database.dsn, second.dsn]):
             wanted = f'pgqueue_jobs_total{{database="{name}",outcome="succeeded",queue="default",task="t"}} 20.0'
-            wait_until(lambda wanted=wanted: wanted in httpx.get(f"{url}/metrics").text, 10)
+            wait_until(lambda wanted=wanted: wanted in httpx.get(f"{url}/metrics", timeout=30).text, 10)
             succeeded = [
                 line
-                for line in httpx.get(f"{url}/metrics").text.splitlines()
+                for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
                 if line.startswith("pgqueue_worker_succeeded_total") and f'database="{name}"' in line
             ]
             assert sum(float(line.split()[-1]) for line in succeeded) == 20
-        assert httpx.get(f"{url}/ready").status_code == 200
+        assert httpx.get(f"{url}/ready", timeout=30).status_code == 200
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     finally:
