@@ -182,12 +182,7 @@ class _Drain:
         self._done = Drained()
         self._attempts = Attempts(
             app,
-            Surroundings(
-                doors=Savepoints(door),
-                on_step=self._steps.stored,
-                ask=self._steps.ask,
-                ask_from_thread=self._steps.ask_from_thread,
-            ),
+            Surroundings(doors=Savepoints(door), statements=self._steps),
             on_loop=on_loop,
             uses_asgiref=uses_asgiref(door.connection),
         )

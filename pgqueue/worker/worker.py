@@ -336,12 +336,7 @@ class Worker:
 
     def _make_surroundings(self) -> Surroundings:
         return Surroundings(
-            self._pools,
-            on_progress=self._progress.report,
-            on_extend=self._holding.extend_soon,
-            on_log=self._log_lines.keep,
-            ask=self._steps.ask,
-            ask_from_thread=self._steps.ask_from_thread,
+            self._pools, statements=self._steps, progress=self._progress, leases=self._holding, lines=self._log_lines
         )
 
     def _make_shutdown(self) -> Shutdown:

@@ -25,9 +25,13 @@ from tests.workers import done, working
 FOLDER = Path(pgqueue.__file__).parent / "worker"
 MODULES = {file: ast.parse(file.read_text()) for file in FOLDER.rglob("*.py")}
 
+# What a worker gives to the jobs that it runs, which are lower than it.
+JOB = ast.parse((FOLDER.parent / "job.py").read_text())
+OF_JOBS = ("Surroundings", "Execution")
+
 # Functions that constructors take, or have set later. Of these one calls upwards by design: a connection that was made
-# introduces the worker. The other ones are functions of the user's tasks.
-MOST_CALLABLES = 2
+# introduces the worker. The other ones are functions of the user: of tasks, and the two of a codec.
+MOST_CALLABLES = 4
 
 # Steps from one module of worker/ into another, and calls that make them, which the way of one job has from the reply
 # of its claim to the reply that its end is stored.
@@ -40,9 +44,10 @@ UP = {("run.threads", "run.runner")}
 
 def callables() -> list[str]:
     """List the functions that constructors of the worker take, or have set later."""
+    trees = [*MODULES.values(), JOB]
     aliases = {"Callable"} | {
         target.id
-        for tree in MODULES.values()
+        for tree in trees
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable[")
         for target in node.targets
@@ -50,9 +55,9 @@ def callables() -> list[str]:
     }
     return [
         f"{kind.name}: {name}"
-        for tree in MODULES.values()
+        for tree in trees
         for kind in ast.walk(tree)
-        if isinstance(kind, ast.ClassDef) and not _is_decorator(kind)
+        if isinstance(kind, ast.ClassDef) and not _is_decorator(kind) and (tree is not JOB or kind.name in OF_JOBS)
         for name, annotation in _given(kind)
         if aliases & {each.id for each in ast.walk(annotation) if isinstance(each, ast.Name)}
     ]
@@ -157,6 +162,9 @@ def _is_decorator(kind: ast.ClassDef) -> bool:
 def _given(kind: ast.ClassDef) -> list[tuple[str, ast.expr]]:
     """Return the arguments of a class's constructor, and the public attributes that others may set."""
     found: list[tuple[str, ast.expr]] = []
+    if any("dataclass" in ast.unparse(each) for each in kind.decorator_list):
+        fields = [each for each in kind.body if isinstance(each, ast.AnnAssign)]
+        found += [(ast.unparse(each.target), each.annotation) for each in fields]
     for method in kind.body:
         if not isinstance(method, ast.FunctionDef) or method.name != "__init__":
             continue
