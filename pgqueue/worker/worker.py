@@ -39,10 +39,9 @@ from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.shutdown import Shutdown
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.status import WorkerStatus
-from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.events import Events, Lifetime
 from pgqueue.worker.tell.job_log import JobLog
-from pgqueue.worker.tell.tell import Tell
+from pgqueue.worker.tell.tell import Counts, Tell
 from pgqueue.worker.trade.claimer import Claimer
 from pgqueue.worker.trade.deciding import Deciding
 from pgqueue.worker.trade.exchange import Exchange

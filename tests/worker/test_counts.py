@@ -14,7 +14,8 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
-from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Counts, Times, Totals
+from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Times, Totals
+from pgqueue.worker.tell.tell import Counts
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async

@@ -49,6 +49,10 @@ class JobLog:
         self._failures: dict[int, tuple[Held, str]] = {}
         self._asking: asyncio.Task[None] | None = None
 
+    def started(self, held: Held) -> None:
+        """The handler of this job starts. Asked for at debug alone: it costs a line for each job."""
+        _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
+
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
         self._catch_up(batch)
@@ -163,12 +167,6 @@ def _keep_on() -> None:
     # A handler may have configured logging.
     if log.disabled or log.manager.disable:
         logs.switch_on()
-
-
-def started(held: Held) -> None:
-    """The handler of this job starts. At debug, for it costs a line for each job."""
-    if log.isEnabledFor(logging.DEBUG):
-        _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
 
 
 def _write_failure(held: Held, state: str, at: datetime | None, overrides: Sequence[str]) -> None:

@@ -86,7 +86,8 @@ class Intake:
         self.jobs_wait = len(taken) >= asked_for
         if rows:
             log.debug("reserved %s in %s", how_many(len(rows), "job"), how_many(len(taken), "call"))
-            self._tell.reserved(len(rows))
+            if self._tell.events.is_on:
+                self._tell.events.reserved(len(rows))
             self.load.came(len(rows), now)
         if len(taken) < asked_for:
             # Until now its slots counted as used, and another database may wait for them.
@@ -105,7 +106,8 @@ class Intake:
         if held.pair in self._holding.held or self._exchange.was_given_back(held.pair):
             return
         self._holding.add(held)
-        self._tell.reserved(1)
+        if self._tell.events.is_on:
+            self._tell.events.reserved(1)
         log.debug("%s was handed to this worker", held)
         self._slots.settle()
         is_claiming = not self._state.quiet and not self._state.stopping.is_set()
