@@ -6,7 +6,7 @@ The way of a job, by the calls that it takes:
   ends go along; then `Intake.took`, `Runner.take`
 - run: `Runner._run_one` (or `_run_in_threads`, for plain functions), `Handlers.run`; an exception meets
   `Handlers._failed`, which writes `held.error` and `held.verdict`
-- out: `Runner._end`, `Outbox.put`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`;
+- out: `Outbox.end`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`;
   in SQL `exchange`; then `Trade.act_on`
 
 In SQL, `reserve` and `exchange` begin where sql/README.md reads a claim and an end from top to bottom.

@@ -12,10 +12,8 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from pgqueue.db.consume import JobRow
-from pgqueue.db.json import Unreadable, read_json, readable
-from pgqueue.errors import InvalidArgument
+from pgqueue.db.json import read_json
 from pgqueue.job import Job
-from pgqueue.tasks import Task
 from pgqueue.transaction import Stage
 
 T = TypeVar("T")
@@ -184,16 +182,6 @@ class Held:
         return self.job is not None and self.job.is_suspended
 
     @property
-    def end_of_return(self) -> End:
-        """How an attempt ends whose handler returns."""
-        if self.job is None:
-            # It has not even asked for it, as most have not.
-            return End.SUCCEEDED
-        if self.is_suspended:
-            return End.SUSPENDED
-        return End.SETTLED if self.is_completed else End.SUCCEEDED
-
-    @property
     def stores_result(self) -> bool:
         """Whether the result is to be stored."""
         return self.row.store_result if self.job is None else self.job.stores_result
@@ -287,48 +275,3 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
             leader.members = [*leader.members, held]
             held.leader = leader
     return list(leaders.values())
-
-
-def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
-
-    With a codec or types, the args and payloads of `held` are decoded from here on.
-    """
-    _require_readable(held)
-    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
-    if task.typed is not None or task.hooks.codec is not None:
-        payload = _decoded(held, task)
-    if task.payloads_parameter is not None:
-        # A job without a key, or one that an operator has run alone, is its own batch.
-        return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
-    if held.payloads is not None:
-        raise InvalidArgument(
-            f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
-            hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
-        )
-    return payload
-
-
-def _require_readable(held: Held) -> None:
-    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
-        return
-    if held.payloads is None:
-        values = [("args", held.args)]
-    else:
-        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
-    if held.row.headers is not None:
-        values.append(("headers", held.headers))
-    for what, value in values:
-        readable(value, what)
-
-
-def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    for each in (held, *held.members):
-        each.args = task.decode(each.args)
-    if held.payloads is None:
-        payload: dict[str, Any] = held.args
-        return payload if task.typed is None else task.typed.load(payload)
-    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
-    if task.typed is None:
-        return held.payloads
-    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -129,6 +130,21 @@ class Outbox:
     def is_behind(self) -> bool:
         """Whether too many ends wait: the worker should claim nothing."""
         return self._ends.are_behind
+
+    def end(self, held: Held, end: End) -> None:
+        """An attempt has ended so, and with it those of its members. One that has ended before was abandoned."""
+        if held.ended is not None:
+            return
+        held.ended = end
+        if held.started is not None:
+            held.seconds = time.monotonic() - held.started
+        self.put(held)
+        for member in held.members:
+            member.ended = end
+            member.error, member.delay, member.snooze = held.error, held.delay, held.snooze
+            member.throttle = held.throttle
+            member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
+            self.put(member)
 
     def put(self, held: Held) -> None:
         """Report the end of a job soon."""

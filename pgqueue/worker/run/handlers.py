@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
 import sys
@@ -16,16 +15,17 @@ from typing import Any, TypeVar, cast
 
 from pgqueue import forks
 from pgqueue.app import App
-from pgqueue.db.json import to_result
+from pgqueue.db.json import Unreadable, readable, to_result
+from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict, arguments
+from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
-from pgqueue.worker.run.isolation import NAME, Isolation, restore_thread
+from pgqueue.worker.run.isolation import Isolation
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
 from pgqueue.worker.tell.tell import Tell
@@ -56,12 +56,12 @@ class Handlers:
         # Functions to call instead of a task's own, by the task's name.
         self.functions: dict[str, Callable[..., Any]] = {}
         self.raised: BaseException | None = None
+        self.threads = Threads(threads)
         self._app = app
         self._most = threads
         self._jobs = jobs
         self._tell = tell
         self._here = here
-        self._threads: Threads | None = None
         self._closed = False
         self._encoding = asyncio.Lock()
         self._forks = forks.depth
@@ -75,44 +75,18 @@ class Handlers:
     def _isolation(self) -> Isolation:
         return Isolation(asyncio.get_running_loop())
 
-    @property
-    def threads(self) -> Threads:
-        """The threads, made when they are first needed."""
-        if self._threads is None:
-            self._threads = Threads(self._most, asyncio.get_running_loop())
-        return self._threads
-
     def leave_loop(self) -> None:
         """Release the threads, which belong to the loop that ran: the next attempt may have another loop."""
-        if self._threads is not None:
-            self._threads.close()
-            self._threads = None
+        self.threads.close()
+        self.threads = Threads(self._most)
 
     def close(self) -> None:
         """Start nothing more. Threads that still run a handler continue until the process ends."""
         self._closed = True
-        if self._threads is not None:
-            self._threads.close()
+        self.threads.close()
 
-    def is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
-        """Return whether a sync handler needs nothing of the event loop until it ends."""
-        row = held.row
-        return not (
-            task.is_async
-            or task.typed is not None
-            or task.hooks.codec is not None
-            or task.payloads_parameter is not None
-            or held.payloads is not None
-            or held.stop is not None
-            or row.timeout is not None
-            or row.losses
-            or row.crashes
-            or self.around is not None
-            or (self._tell is not None and self._tell.events.is_on)
-        )
-
-    def run_plain(self, held: Held, task: Task[Any, Any]) -> Outcome | None:
-        """Run a plain handler in the calling thread. Returns None when it succeeded.
+    def run_plain(self, held: Held, task: Task[Any, Any]) -> End | Outcome:
+        """Run a plain handler in the calling thread. Returns how its attempt ended, when it returned.
 
         Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
         """
@@ -132,11 +106,11 @@ class Handlers:
             held.context = context
             return None, error
         finally:
-            restore_thread()
+            _restore_thread()
             del self.in_threads[ident]
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-        return None
+        return _end_of_return(held)
 
     async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> End:
         """Run a handler to its end, or with `ran` only determine how it ended; returns that.
@@ -153,22 +127,13 @@ class Handlers:
                     ran = await self._in_task(held, self._call_on_loop(held, task))
             if ran is not None and ran[0] is None and ran[1] is None:
                 # It returned nothing, as most do.
-                return held.end_of_return
+                return _end_of_return(held)
             return await self._attempt(held, task, ran)
         finally:
             # It refers to this job.
             held.context = None
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-
-    async def outlasting(self, result: asyncio.Future[T]) -> T:
-        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread continues."""
-        while True:
-            try:
-                return await asyncio.shield(result)
-            except asyncio.CancelledError:
-                if self._closed or result.cancelled():
-                    raise
 
     def job_of(self, held: Held) -> Job:
         """Return the job as handlers and middleware see it."""
@@ -183,12 +148,12 @@ class Handlers:
 
     def arguments_of(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
         """Return the arguments of the function, with the job for one that asks for it."""
-        given = arguments(held, task)
+        given = _arguments(held, task)
         return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
     async def in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
         """Make a call in a thread that is named after this job."""
-        return await self._start_in_thread(held, call)
+        return await self.threads.run(partial(contained, partial(self._named, held, call)))
 
     def describe(self, error: BaseException) -> dict[str, object]:
         """Return the stored form of an error: by the App's formatter, or class, message and traceback."""
@@ -255,14 +220,14 @@ class Handlers:
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, and the worker continues.
             return await self._failed(held, task, error)
-        return held.end_of_return
+        return _end_of_return(held)
 
     async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
         assert held.context is not None
         # On the loop: hooks for events are called there.
         held.context.run(self.enter, held)
         call = partial(held.context.run, self._call_in_thread, held, task)
-        return await self.outlasting(self._start_in_thread(held, call))
+        return await self.threads.outlast(partial(contained, partial(self._named, held, call)))
 
     async def _encoded(self, held: Held, result: object) -> bytes:
         if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
@@ -343,41 +308,14 @@ class Handlers:
         return stop.end
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
-        """Run one of the two below in its own task.
-
-        Timers that cancel the task, timeouts that were not closed, and its done callbacks end with it.
-        """
+        """Run one of the two below in its own task."""
         assert held.context is not None
-        isolation = self._isolation
-        if not self.in_tasks:
-            isolation.note_loop()
-        runner = self._start(coroutine, held.context)
-        if not runner.done():
-            try:
-                await runner
-            except asyncio.CancelledError as cancelled:
-                # A handler that cancels its own task, and then returns, has returned.
-                held.outcome = held.outcome or (None, cancelled)
+        runner, cancelled = await self._isolation.run(coroutine, held.context)
         self.in_tasks.pop(runner, None)
-        isolation.restore_loop()
-        outcome = held.outcome or (None, asyncio.CancelledError())
+        # A handler that cancels its own task, and then returns, has returned.
+        outcome = held.outcome or (None, cancelled or asyncio.CancelledError())
         held.runner = held.outcome = None
         return outcome
-
-    def _start(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> asyncio.Task[None]:
-        """Run a coroutine in its own task, at once until it first waits: so a quick one costs no turn of the loop."""
-        loop = self._isolation.loop
-        if sys.version_info >= (3, 12):
-            return asyncio.Task(coroutine, loop=loop, name=NAME, context=context, eager_start=True)
-        task, first_step = self._isolation.make_task(coroutine, context)
-        caller = asyncio.current_task(loop)
-        assert caller is not None
-        asyncio._leave_task(loop, caller)
-        try:
-            context.run(first_step)
-        finally:
-            asyncio._enter_task(loop, caller)
-        return task
 
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
         self._started_task(held)
@@ -414,17 +352,24 @@ class Handlers:
     async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call) if self._here else await self.in_thread(held, call)
 
-    def _start_in_thread(self, held: Held, call: Callable[[], object]) -> asyncio.Future[Outcome]:
-        return self.threads.run(partial(contained, partial(self._named, held, call)))
-
     def _named(self, held: Held, call: Callable[[], object]) -> object:
         ident = threading.get_ident()
         self.in_threads[ident] = held
         try:
             return call()
         finally:
-            restore_thread()
+            _restore_thread()
             del self.in_threads[ident]
+
+
+def _end_of_return(held: Held) -> End:
+    """Return how an attempt ended whose handler has returned."""
+    if held.job is None:
+        # It has not even asked for it, as most have not.
+        return End.SUCCEEDED
+    if held.is_suspended:
+        return End.SUSPENDED
+    return End.SETTLED if held.is_completed else End.SUCCEEDED
 
 
 def _check_lease(held: Held) -> None:
@@ -456,3 +401,56 @@ async def _returned(outcome: Outcome) -> object:
     if error is not None:
         raise error
     return result
+
+
+def _arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
+
+    With a codec or types, the args and payloads of `held` are decoded from here on.
+    """
+    _require_readable(held)
+    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
+    if task.typed is not None or task.hooks.codec is not None:
+        payload = _decoded(held, task)
+    if task.payloads_parameter is not None:
+        # A job without a key, or one that an operator has run alone, is its own batch.
+        return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
+    if held.payloads is not None:
+        raise InvalidArgument(
+            f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
+            hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
+        )
+    return payload
+
+
+def _require_readable(held: Held) -> None:
+    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
+        return
+    if held.payloads is None:
+        values = [("args", held.args)]
+    else:
+        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+    if held.row.headers is not None:
+        values.append(("headers", held.headers))
+    for what, value in values:
+        readable(value, what)
+
+
+def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    for each in (held, *held.members):
+        each.args = task.decode(each.args)
+    if held.payloads is None:
+        payload: dict[str, Any] = held.args
+        return payload if task.typed is None else task.typed.load(payload)
+    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
+    if task.typed is None:
+        return held.payloads
+    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}
+
+
+def _restore_thread() -> None:
+    """Undo what a sync handler has set on its thread: the tasks of an event loop would run on in the next job's."""
+    try:  # noqa: SIM105 - suppress() costs more than the call.
+        asyncio.set_event_loop(None)
+    except RuntimeError:
+        pass

@@ -80,18 +80,15 @@ class Intake:
             for leader in batches(rows, reply.deadline):
                 taken.append(leader)
                 self._holding.add(leader, *leader.members)
-        # Another claim may have been sized meanwhile.
-        self._slots.settle()
+        is_short = len(taken) < asked_for
+        self._slots.answered(is_short)
         self._runner.take(self._with_slots(taken))
-        self.jobs_wait = len(taken) >= asked_for
+        self.jobs_wait = not is_short
         if rows:
             log.debug("reserved %s in %s", how_many(len(rows), "job"), how_many(len(taken), "call"))
             if self._tell.events.is_on:
                 self._tell.events.reserved(len(rows))
             self.load.came(len(rows), now)
-        if len(taken) < asked_for:
-            # Until now its slots counted as used, and another database may wait for them.
-            self._slots.freed()
         if self._state.quiet or self._state.stopping.is_set():
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
