@@ -76,9 +76,9 @@ class Threads:
                 if self._closed or result.cancelled():
                     raise
 
-    def report(self, report: Callable[[], None]) -> None:
-        """From a thread: have the loop call this soon."""
-        self._reports.append(report)
+    def report(self, *reports: Callable[[], None]) -> None:
+        """From a thread: have the loop make these calls soon."""
+        self._reports.extend(reports)
         # In this order: the reader lowers the flag before it empties the queue.
         if not self._is_called:
             self._is_called = True
