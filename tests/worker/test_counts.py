@@ -30,7 +30,7 @@ def held(task: str = "t", seconds: float = 0.1, waited: float = 2.0, claims: int
         *(None, None, 0, 0, False, "reserved", None),
     )
     found = Held(row, 0.0, 0.0)
-    found.seconds = seconds
+    found.attempt.seconds = seconds
     return found
 
 

@@ -22,7 +22,7 @@ from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict
+from pgqueue.worker.hold.held import SETTLED, SUCCEEDED, SUSPENDED, Cause, Decoded, End, Ending, Held, Stop, Verdict
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.run.isolation import Isolation
@@ -85,7 +85,7 @@ class Handlers:
         self._closed = True
         self.threads.close()
 
-    def run_plain(self, held: Held, task: Task[Any, Any]) -> End | Outcome:
+    def run_plain(self, held: Held, task: Task[Any, Any]) -> Ending | Outcome:
         """Run a plain handler in the calling thread. Returns how its attempt ended, when it returned.
 
         Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
@@ -94,25 +94,26 @@ class Handlers:
         self.in_threads[ident] = held
         positions = [] if self.running_jobs is None else self.running_jobs.record([held.pair])
         context = self._isolation.context()
+        stored: bytes | None = None
         try:
             result = context.run(self._call_plain, held, task)
             if result is not None:
                 if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-                    held.context = context
+                    held.attempt.context = context
                     return result, None
                 if held.stores_result:
-                    held.result = to_result(task.dump_result(result))
+                    stored = to_result(task.dump_result(result))
         except BaseException as error:
-            held.context = context
+            held.attempt.context = context
             return None, error
         finally:
             _restore_thread()
             del self.in_threads[ident]
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-        return _end_of_return(held)
+        return _returned_ending(held, stored)
 
-    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> End:
+    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> Ending:
         """Run a handler to its end, or with `ran` only determine how it ended; returns that.
 
         The handler runs in a separate context and task. This code runs outside of both, where no handler reaches.
@@ -122,16 +123,16 @@ class Handlers:
         )
         try:
             if ran is None:
-                held.context = self._isolation.context()
+                held.attempt.context = self._isolation.context()
                 if task.is_async or self.around is not None:
                     ran = await self._in_task(held, self._call_on_loop(held, task))
             if ran is not None and ran[0] is None and ran[1] is None:
                 # It returned nothing, as most do.
-                return _end_of_return(held)
+                return _returned_ending(held)
             return await self._attempt(held, task, ran)
         finally:
             # It refers to this job.
-            held.context = None
+            held.attempt.context = None
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
 
@@ -189,7 +190,8 @@ class Handlers:
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
         return self.functions.get(task.name, task.function)
 
-    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> End:
+    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> Ending:
+        stored: bytes | None = None
         try:
             result, error = ran or await self._call_in_a_thread(held, task)
             if error is not None:
@@ -203,15 +205,16 @@ class Handlers:
                 if inspect.isgenerator(result) or inspect.isasyncgen(result):
                     raise TypeError("it returned a generator, of which nothing has run")
                 if held.stores_result:
-                    held.result = await self._encoded(held, task.dump_result(result))
+                    stored = await self._encoded(held, task.dump_result(result))
         except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
                 # The worker ends, not the job.
                 raise
-            if held.stop is None or held.is_completed or held.is_suspended:
+            stop = held.attempt.stop
+            if stop is None or held.attempt.is_completed or held.attempt.is_suspended:
                 # The handler's own: it awaited something that was cancelled.
                 return await self._failed(held, task, error)
-            return await self._interrupted(held, held.stop, task)
+            return await self._interrupted(held, stop, task)
         except NoThread:
             # The handler has not run, so no attempt failed.
             raise
@@ -220,13 +223,14 @@ class Handlers:
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, and the worker continues.
             return await self._failed(held, task, error)
-        return _end_of_return(held)
+        return _returned_ending(held, stored)
 
     async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
-        assert held.context is not None
+        context = held.attempt.context
+        assert context is not None
         # On the loop: hooks for events are called there.
-        held.context.run(self.enter, held)
-        call = partial(held.context.run, self._call_in_thread, held, task)
+        context.run(self.enter, held)
+        call = partial(context.run, self._call_in_thread, held, task)
         return await self.threads.outlast(partial(contained, partial(self._named, held, call)))
 
     async def _encoded(self, held: Held, result: object) -> bytes:
@@ -238,83 +242,85 @@ class Handlers:
                     return cast(bytes, await _returned(await self._plainly(held, partial(to_result, result))))
         return to_result(result)
 
-    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> End:
-        if held.is_suspended:
+    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> Ending:
+        if held.attempt.is_suspended:
             return self._raised_after_suspension(held, error)
-        held.error = _inside(held, partial(self.describe, error))
-        if held.is_completed:
+        described = _inside(held, partial(self.describe, error))
+        if held.attempt.is_completed:
             log.warning(
                 "%s was completed by its own transaction, and its handler failed after that: %s: %s",
                 held,
-                held.error.get("class"),
-                held.error.get("message"),
+                described.get("class"),
+                described.get("message"),
             )
-            return End.SETTLED
-        await self._judge(held, task, error)
-        return End.FAILED
+            return Ending(End.SETTLED, described)
+        return await self._judged(held, task, error, described)
 
-    def _raised_after_suspension(self, held: Held, error: BaseException) -> End:
+    def _raised_after_suspension(self, held: Held, error: BaseException) -> Ending:
         # A task group hands on what each of its branches raised.
         others = error.split(Suspended)[1] if isinstance(error, BaseExceptionGroup) else error
         if others is not None and not isinstance(others, Suspended):
             log.warning("%s was given back until later, and its handler raised %r besides", held, others)
-        return End.SUSPENDED
+        return SUSPENDED
 
-    async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+    async def _judged(
+        self, held: Held, task: Task[Any, Any], error: BaseException, described: dict[str, object]
+    ) -> Ending:
         """Ask the task's rule what to do after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
-            held.verdict = Verdict(retry=False)
-        elif rule is not None:
-            ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
-            try:
-                held.verdict = verdict(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
-            except BaseException as broken:
-                if self._closed:
-                    raise
-                why = describe(broken)
-                broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
-                held.error = {**(held.error or {}), "policy_error": broken_rule}
-                log.error("%s: %s; its retry policy decides", held, broken_rule)
+            return Ending(End.FAILED, described, verdict=Verdict(retry=False))
+        if rule is None:
+            return Ending(End.FAILED, described)
+        ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
+        try:
+            decided = verdict(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
+            return Ending(End.FAILED, described, verdict=decided)
+        except BaseException as broken:
+            if self._closed:
+                raise
+            why = describe(broken)
+            broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
+            log.error("%s: %s; its retry policy decides", held, broken_rule)
+            return Ending(End.FAILED, {**described, "policy_error": broken_rule})
 
-    def _signalled(self, held: Held, signal: Signal) -> End:
-        if held.is_suspended:
+    def _signalled(self, held: Held, signal: Signal) -> Ending:
+        if held.attempt.is_suspended:
             return self._raised_after_suspension(held, signal)
-        if held.is_completed:
+        if held.attempt.is_completed:
             log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
-            return End.SETTLED
-        held.signalled = True
-        if isinstance(signal, Snooze):
-            held.snooze = signal.delay
-            return End.SNOOZED
-        if isinstance(signal, Throttled):
-            held.snooze, held.throttle = signal.after, (signal.of, clean(str(signal)))
-            return End.SNOOZED
+            return SETTLED
+        decided = Verdict()
         match signal:
+            case Snooze():
+                return Ending(End.SNOOZED, signalled=True, snooze=signal.delay)
+            case Throttled():
+                throttle = (signal.of, clean(str(signal)))
+                return Ending(End.SNOOZED, signalled=True, snooze=signal.after, throttle=throttle)
             case Retry():
-                held.verdict = Verdict(retry_in=signal.after)
+                decided = Verdict(retry_in=signal.after)
             case Discard():
-                held.verdict = Verdict(retry=False)
+                decided = Verdict(retry=False)
             case Cancel():
-                held.verdict = Verdict(cancel=True)
-        held.error = {"class": type(signal).__name__, "message": clean(str(signal))}
-        return End.FAILED
+                decided = Verdict(cancel=True)
+        described: dict[str, object] = {"class": type(signal).__name__, "message": clean(str(signal))}
+        return Ending(End.FAILED, described, verdict=decided, signalled=True)
 
-    async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> End:
-        if stop.end is End.FAILED:
-            held.error = stop.error
-            if stop.cause is Cause.TIMEOUT:
-                await self._judge(held, task, TimeoutError(stop.reason))
-        return stop.end
+    async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> Ending:
+        if stop.end is not End.FAILED:
+            return Ending(stop.end)
+        if stop.cause is Cause.TIMEOUT:
+            return await self._judged(held, task, TimeoutError(stop.reason), stop.error)
+        return Ending(End.FAILED, stop.error)
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
         """Run one of the two below in its own task."""
-        assert held.context is not None
-        runner, cancelled = await self._isolation.run(coroutine, held.context)
+        assert held.attempt.context is not None
+        runner, cancelled = await self._isolation.run(coroutine, held.attempt.context)
         self.in_tasks.pop(runner, None)
         # A handler that cancels its own task, and then returns, has returned.
-        outcome = held.outcome or (None, cancelled or asyncio.CancelledError())
-        held.runner = held.outcome = None
+        outcome = held.attempt.outcome or (None, cancelled or asyncio.CancelledError())
+        held.attempt.runner = held.attempt.outcome = None
         return outcome
 
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
@@ -322,32 +328,33 @@ class Handlers:
         try:
             self.enter(held)
             if self.around is None:
-                held.outcome = await self._function(task)(**self.arguments_of(held, task)), None
+                held.attempt.outcome = await self._function(task)(**self.arguments_of(held, task)), None
                 return
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
                 call = partial(self._function(task), **self.arguments_of(held, task))
             in_thread, set_runner = partial(self.in_thread, held), partial(_set_runner, held)
-            held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
+            job = self.job_of(held)
+            held.attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, set_runner), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
-            held.outcome = None, error
+            held.attempt.outcome = None, error
         finally:
             if forks.depth != self._forks:
-                forks.end_child(None if held.outcome is None else held.outcome[1])
+                forks.end_child(None if held.attempt.outcome is None else held.attempt.outcome[1])
 
     async def _await(self, held: Held, result: Awaitable[object]) -> None:
         self._started_task(held)
         try:
-            held.outcome = await result, None
+            held.attempt.outcome = await result, None
         except BaseException as error:
-            held.outcome = None, error
+            held.attempt.outcome = None, error
 
     def _started_task(self, held: Held) -> None:
         me = asyncio.current_task(self._isolation.loop)
         assert me is not None
         self.in_tasks[me] = held
-        held.runner = me
+        held.attempt.runner = me
 
     async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call) if self._here else await self.in_thread(held, call)
@@ -362,14 +369,15 @@ class Handlers:
             del self.in_threads[ident]
 
 
-def _end_of_return(held: Held) -> End:
+def _returned_ending(held: Held, result: bytes | None = None) -> Ending:
     """Return how an attempt ended whose handler has returned."""
-    if held.job is None:
-        # It has not even asked for it, as most have not.
-        return End.SUCCEEDED
-    if held.is_suspended:
-        return End.SUSPENDED
-    return End.SETTLED if held.is_completed else End.SUCCEEDED
+    attempt = held.attempt
+    # Most have not even asked for their job.
+    if attempt.job is not None and attempt.is_suspended:
+        return SUSPENDED
+    if attempt.job is not None and attempt.is_completed:
+        return SETTLED
+    return SUCCEEDED if result is None else Ending(End.SUCCEEDED, result=result)
 
 
 def _check_lease(held: Held) -> None:
@@ -377,18 +385,20 @@ def _check_lease(held: Held) -> None:
 
     For a thread, when the system gives this process fewer than it has slots; or for its turn.
     """
-    if held.stop is not None or held.deadline < time.monotonic():
-        held.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
+    attempt = held.attempt
+    if attempt.stop is not None or attempt.deadline < time.monotonic():
+        attempt.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
         raise Interrupted("its lease ended before it started")
 
 
 def _inside(held: Held, call: Callable[[], T]) -> T:
     """Make a call in a copy of the job's context: what the handler has set there describes its error."""
-    return call() if held.context is None else held.context.copy().run(call)
+    context = held.attempt.context
+    return call() if context is None else context.copy().run(call)
 
 
 def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.runner = runner
+    held.attempt.runner = runner
 
 
 async def _raised(error: BaseException) -> None:
@@ -406,7 +416,7 @@ async def _returned(outcome: Outcome) -> object:
 def _arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
 
-    With a codec or types, the args and payloads of `held` are decoded from here on.
+    With a codec or types, the attempt of `held` has what it decodes from here on.
     """
     _require_readable(held)
     payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
@@ -437,15 +447,18 @@ def _require_readable(held: Held) -> None:
 
 
 def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    for each in (held, *held.members):
-        each.args = task.decode(each.args)
-    if held.payloads is None:
-        payload: dict[str, Any] = held.args
-        return payload if task.typed is None else task.typed.load(payload)
-    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
+    for each in held.members:
+        each.attempt.decoded = Decoded(task.decode(each.args), None)
+    payload: dict[str, Any] = task.decode(held.args)
+    payloads: dict[str, list[Any]] | None = None
+    if held.payloads is not None:
+        payloads = {key: [task.decode(each) for each in several] for key, several in held.payloads.items()}
+    held.attempt.decoded = Decoded(payload, payloads)
     if task.typed is None:
-        return held.payloads
-    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}
+        return payload if payloads is None else payloads
+    if payloads is None:
+        return task.typed.load(payload)
+    return {key: [task.typed.load(each) for each in several] for key, several in payloads.items()}
 
 
 def _restore_thread() -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import Cause, End, Held, Stop
+from pgqueue.worker.hold.held import OPEN, RELEASED, Cause, End, Ending, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -138,22 +138,20 @@ class Runner:
 
     def stop(self, held: Held, stop: Stop) -> None:
         """Ask a handler to stop. An async one is cancelled, one in a thread has to check."""
-        if not held.ask_to_stop(stop):
+        if not held.attempt.ask_to_stop(stop):
             return
         if held.leader is not None:
             # The batch stops for all of its keys: the ones still held are given back.
             self.stop(held.leader, Stop(End.RELEASED, stop.reason))
-        if held.job is not None:
-            held.job.cancelled.raise_it(stop.reason)
-        if held.runner is not None:
-            held.runner.cancel()
+        if held.attempt.job is not None:
+            held.attempt.job.cancelled.raise_it(stop.reason)
+        if held.attempt.runner is not None:
+            held.attempt.runner.cancel()
 
     def abandon(self, held: Held, stop: Stop) -> None:
         """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""
         self.busy.discard(held)
-        if held.ended is None:
-            held.error = stop.error
-            self._outbox.end(held, stop.end)
+        self._outbox.end(held, Ending(stop.end, stop.error))
 
     def give_back_unstarted(self, age: float = 0.0, only: Container[int] | None = None) -> int:
         """End the jobs that were not started within `age` seconds as released; returns how many those are.
@@ -259,18 +257,16 @@ class Runner:
     def _startable(self, held: Held, now: float) -> Task[Any, Any] | None:
         """Return the task of a job that may start now; None when the job was given back instead."""
         task = self._app.tasks.get(held.row.task)
-        if held.stop is not None:
-            self._outbox.end(held, held.stop.end)
-        elif held.deadline < now:
+        if held.attempt.stop is not None:
+            self._outbox.end(held, Ending(held.attempt.stop.end))
+        elif held.attempt.deadline < now:
             # The process stood still, or no extension came through: another worker may hold it by now.
             log.debug("%s was not started within its lease and is given back", held)
-            self._outbox.end(held, End.RELEASED)
+            self._outbox.end(held, RELEASED)
         elif task is None:
-            held.delay = 10.0
-            self._outbox.end(held, End.RELEASED)
+            self._outbox.end(held, Ending(End.RELEASED, delay=10.0))
         elif self._quarantined is not None and _has_crashed(held):
-            held.delay = uniform(1.0, 3.0)
-            self._outbox.end(held, End.RELEASED)
+            self._outbox.end(held, Ending(End.RELEASED, delay=uniform(1.0, 3.0)))
         else:
             return task
         return None
@@ -285,9 +281,9 @@ class Runner:
             if not is_watched or await self._may_start(held):
                 if is_watched:
                     started = time.monotonic()
-                held.started = started
+                held.attempt.started = started
                 if row.timeout is not None:
-                    held.timer = asyncio.get_running_loop().call_later(
+                    held.attempt.timer = asyncio.get_running_loop().call_later(
                         row.timeout.total_seconds(), self._timed_out, held
                     )
                 self._outbox.end(held, await self.handlers.run(held, task))
@@ -297,8 +293,8 @@ class Runner:
                 raise
             self._not_run(held, error)
         finally:
-            if held.timer is not None:
-                held.timer.cancel()
+            if held.attempt.timer is not None:
+                held.attempt.timer.cancel()
             if self._quarantined is held:
                 self._quarantined = None
             self.busy.discard(held)
@@ -310,9 +306,7 @@ class Runner:
         if not isinstance(error, NoThread):
             # This is logged once, because it affects every sync job.
             log.error("%s could not be run and is given back", held, exc_info=error)
-        held.error = self.handlers.describe(error)
-        held.delay = 10.0
-        self._outbox.end(held, End.RELEASED)
+        self._outbox.end(held, Ending(End.RELEASED, self.handlers.describe(error), delay=10.0))
 
     async def _may_start(self, held: Held) -> bool:
         """Report the start of a job that was lost or crashed before: so it counts if it kills this process at once.
@@ -320,15 +314,15 @@ class Runner:
         All members of a batch, for they share its end.
         """
         lost = await self._link.perform(consume.started([each.pair for each in (held, *held.members)]))
-        if lost or held.deadline < time.monotonic():
+        if lost or held.attempt.deadline < time.monotonic():
             self.stop(held, Stop(End.RELEASED, "its lease was lost before it started"))
-        if held.stop is not None:
-            self._outbox.end(held, held.stop.end)
+        if held.attempt.stop is not None:
+            self._outbox.end(held, Ending(held.attempt.stop.end))
             return False
         return True
 
     def _timed_out(self, held: Held) -> None:
-        if held.stop is None and held.ended is None:
+        if held.attempt.stop is None and held.attempt.ending is OPEN:
             log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
         self.stop(held, Stop(End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", Cause.TIMEOUT))
 
@@ -341,7 +335,7 @@ class Runner:
             or task.hooks.codec is not None
             or task.payloads_parameter is not None
             or held.payloads is not None
-            or held.stop is not None
+            or held.attempt.stop is not None
             or row.timeout is not None
             or row.losses
             or row.crashes
@@ -370,7 +364,7 @@ class Runner:
         finally:
             self.busy.discard(held)
             now = time.monotonic()
-            self._pace.ran(now - (held.started or now), now)
+            self._pace.ran(now - (held.attempt.started or now), now)
 
     def _run_plain_jobs(self, held: Held, task: Task[Any, Any]) -> tuple[Held, Task[Any, Any], Outcome] | None:
         """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
@@ -382,9 +376,9 @@ class Runner:
         turn_ends = time.monotonic() + _TURN_OF_THREAD
         while True:
             self.busy.add(held)
-            held.started = started = time.monotonic()
+            held.attempt.started = started = time.monotonic()
             ran = handlers.run_plain(held, task)
-            if not isinstance(ran, End):
+            if not isinstance(ran, Ending):
                 return held, task, ran
             self.busy.discard(held)
             now = time.monotonic()
@@ -396,7 +390,7 @@ class Runner:
             if following is None:
                 return None
             known = self._app.tasks.get(following.row.task)
-            if known is None or following.deadline < now or not self._is_plain(following, known):
+            if known is None or following.attempt.deadline < now or not self._is_plain(following, known):
                 self.waiting.appendleft(following)
                 return None
             held, task = following, known

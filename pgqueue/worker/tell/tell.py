@@ -55,8 +55,8 @@ class Tell:
         self.failures += 1
         if policy_error is not None:
             log.error("%s: %s; its retry policy decides", held, policy_error)
-        self.counts.failed(held, state, held.error)
-        self.events.report(state, held, held.error)
+        self.counts.failed(held, state, held.attempt.ending.error)
+        self.events.report(state, held, held.attempt.ending.error)
         if state == "dead":
             self.events.dead(held)
         self._job_log.failed(held, state)
@@ -65,7 +65,7 @@ class Tell:
         """This job runs again later, and the attempt does not count."""
         self.counts.ended(held, "snoozed")
         self.events.report("snoozed", held)
-        self._job_log.snoozed(held, held.snooze)
+        self._job_log.snoozed(held, held.attempt.ending.snooze)
 
     def suspended(self, held: Held) -> None:
         """Its handler has given this job back until later; the attempt does not count."""
@@ -75,11 +75,11 @@ class Tell:
 
     def released(self, held: Held) -> None:
         """This job was given back; when that was to cancel it, it is cancelled."""
-        if held.stop is None or held.stop.cause is not Cause.CANCEL:
+        if held.attempt.stop is None or held.attempt.stop.cause is not Cause.CANCEL:
             self.events.report("released", held)
             return
         self.counts.ended(held, "cancelled")
-        self.events.report("cancelled", held, held.stop.error)
+        self.events.report("cancelled", held, held.attempt.stop.error)
         self._job_log.cancelled(held)
 
     def lease_lost(self, held: Held, why: str) -> None:
@@ -91,7 +91,7 @@ class Tell:
         """The lease of this job was over when its end was to be stored. Told once: its lease may have shown it."""
         why = f"its reservation was over when {when}"
         log.info("%s: %s; its end was not stored", held, why)
-        if held.stop is None or held.stop.cause is not Cause.LOST:
+        if held.attempt.stop is None or held.attempt.stop.cause is not Cause.LOST:
             self._lost(held, why)
 
     async def close(self) -> None:
@@ -195,8 +195,8 @@ class Counts:
     def _add_times(self, held: Held, weight: int) -> None:
         row = held.row
         tally = self._new.tally(row.queue, row.task)
-        if held.seconds is not None:
-            tally.run.add(held.seconds, weight)
+        if held.attempt.seconds is not None:
+            tally.run.add(held.attempt.seconds, weight)
         # By the database's clock alone. A job that comes back has not waited since its first time.
         if row.reservation >> 20 == 1:
             waited = row.lease_expires_at - self._lease - max(row.run_at, row.created_at)

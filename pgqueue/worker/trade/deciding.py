@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import psycopg
 
@@ -84,6 +85,7 @@ class Deciding:
     def _by_default(self, batch: list[Held], why: str) -> None:
         """Report these again, so that the default policy decides on their retries."""
         for held in batch:
-            held.verdict = Verdict(policy="exponential")
-            held.error = {**(held.error or {}), "policy_error": f"its retry function: {why}"}
+            failed = held.attempt.ending
+            error = {**(failed.error or {}), "policy_error": f"its retry function: {why}"}
+            self._outbox.correct(held, replace(failed, error=error, verdict=Verdict(policy="exponential")))
             self._outbox.put(held)

@@ -9,7 +9,7 @@ import time
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import how_many
 from pgqueue.worker.hold.handoffs import Handoffs
-from pgqueue.worker.hold.held import Held, Holding, batches, set_aside
+from pgqueue.worker.hold.held import UNREADABLE, Held, Holding, batches, set_aside
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
@@ -109,7 +109,7 @@ class Intake:
         self._slots.settle()
         is_claiming = not self._state.quiet and not self._state.stopping.is_set()
         # The lease may be over: its commit waited for long, or this process stood still.
-        if is_claiming and self._runner.room > 0 and held.deadline > held.taken:
+        if is_claiming and self._runner.room > 0 and held.attempt.deadline > held.taken:
             self._took_beside |= bool(self._exchange.in_flight)
             self._runner.take([held])
         else:
@@ -143,11 +143,11 @@ class Intake:
         for held in unreadable:
             log.error("%s cannot be read, and fails", held)
             self._holding.add(held)
-            self._outbox.put(held)
+            self._outbox.end(held, UNREADABLE)
         for held in put_back:
             self._holding.add(held)
             # Later: else their batch could take the others along, before they have failed.
-            asyncio.get_running_loop().call_later(_FAILED_BY_THEN, self._outbox.put, held)
+            self._outbox.give_back(held, _FAILED_BY_THEN)
         return rows
 
     def _with_slots(self, taken: list[Held]) -> list[Held]:
