@@ -273,9 +273,9 @@ class _Drain:
                 is_held = await self._door.run(consume.complete(*held.pair, result))
                 return "succeeded" if is_held else "lost"
             case End.FAILED:
-                verdict = ending.verdict
+                decision = ending.decision
                 failure = Failure(
-                    *held.pair, ending.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+                    *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
                 )
                 return await self._door.run(consume.fail(failure)) or "lost"
             case End.SNOOZED if ending.throttle is not None:

@@ -137,7 +137,7 @@ class Performance:
             self._attempts.value,
             error,
             str((ending.error or {}).get("message", "")) if error is None else "",
-            ending.verdict.retry_in,
+            ending.decision.retry_in,
             ending.snooze if ending.end is End.SNOOZED else None,
         )
 
@@ -175,9 +175,9 @@ def _state(held: Held) -> str:
     match ending.end:
         case End.SNOOZED:
             return "snoozed"
-        case End.FAILED if ending.verdict.cancel:
+        case End.FAILED if ending.decision.cancel:
             return "cancelled"
-        case End.FAILED if ending.verdict.retry and held.row.attempt < held.row.max_attempts:
+        case End.FAILED if ending.decision.retry and held.row.attempt < held.row.max_attempts:
             return "failed"
         case End.FAILED:
             return "dead"

@@ -58,7 +58,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     """The code's decision after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
 
     retry_in: timedelta | str | None = None
@@ -88,7 +88,7 @@ class Ending:
     end: End
     error: dict[str, object] | None = None
     result: bytes | None = None
-    verdict: Verdict = Verdict()
+    decision: Decision = Decision()
     # Whether the handler decided so, by a signal.
     signalled: bool = False
     # Where it is snoozed, for how long; where it is throttled for that time, what of it (None: the default), and why.
@@ -113,7 +113,7 @@ SUSPENDED = Ending(End.SUSPENDED)
 UNREADABLE = Ending(
     End.FAILED,
     {"class": "Unreadable", "message": "its args, headers or names have bytes that cannot be read as UTF-8"},
-    verdict=Verdict(retry=False),
+    decision=Decision(retry=False),
 )
 
 

@@ -22,9 +22,9 @@ from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import SETTLED, SUCCEEDED, SUSPENDED, Cause, Decoded, End, Ending, Held, Stop, Verdict
+from pgqueue.worker.hold.held import SETTLED, SUCCEEDED, SUSPENDED, Cause, Decision, Decoded, End, Ending, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
-from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
+from pgqueue.worker.run.failure import clean, clean_trace, decision, describe
 from pgqueue.worker.run.isolation import Isolation
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
@@ -269,13 +269,13 @@ class Handlers:
         """Ask the task's rule what to do after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
-            return Ending(End.FAILED, described, verdict=Verdict(retry=False))
+            return Ending(End.FAILED, described, decision=Decision(retry=False))
         if rule is None:
             return Ending(End.FAILED, described)
         ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
         try:
-            decided = verdict(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
-            return Ending(End.FAILED, described, verdict=decided)
+            decided = decision(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
+            return Ending(End.FAILED, described, decision=decided)
         except BaseException as broken:
             if self._closed:
                 raise
@@ -290,7 +290,7 @@ class Handlers:
         if held.attempt.is_completed:
             log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
             return SETTLED
-        decided = Verdict()
+        decided = Decision()
         match signal:
             case Snooze():
                 return Ending(End.SNOOZED, signalled=True, snooze=signal.delay)
@@ -298,13 +298,13 @@ class Handlers:
                 throttle = (signal.of, clean(str(signal)))
                 return Ending(End.SNOOZED, signalled=True, snooze=signal.after, throttle=throttle)
             case Retry():
-                decided = Verdict(retry_in=signal.after)
+                decided = Decision(retry_in=signal.after)
             case Discard():
-                decided = Verdict(retry=False)
+                decided = Decision(retry=False)
             case Cancel():
-                decided = Verdict(cancel=True)
+                decided = Decision(cancel=True)
         described: dict[str, object] = {"class": type(signal).__name__, "message": clean(str(signal))}
-        return Ending(End.FAILED, described, verdict=decided, signalled=True)
+        return Ending(End.FAILED, described, decision=decided, signalled=True)
 
     async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> Ending:
         if stop.end is not End.FAILED:

@@ -107,5 +107,5 @@ def dead_of(job: Job, held: Held) -> Dead:
         # In a batch the first payload of the key is dead and the others continue; if discarded, all are dead.
         leader = held.leader or held
         every = ((leader.attempt.decoded or leader).payloads or {}).get(held.row.key or "", payloads)
-        payloads = every[:1] if held.attempt.ending.verdict.retry else list(every)
+        payloads = every[:1] if held.attempt.ending.decision.retry else list(every)
     return Dead(job, dict(held.attempt.ending.error or {}), payloads)

@@ -15,7 +15,7 @@ import psycopg
 from pgqueue.db import sessions
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.held import Held, Verdict
+from pgqueue.worker.hold.held import Decision, Held
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import is_cut_off, is_too_much
 from pgqueue.worker.link.links import ASK_WITHIN, Links
@@ -87,5 +87,5 @@ class Deciding:
         for held in batch:
             failed = held.attempt.ending
             error = {**(failed.error or {}), "policy_error": f"its retry function: {why}"}
-            self._outbox.correct(held, replace(failed, error=error, verdict=Verdict(policy="exponential")))
+            self._outbox.correct(held, replace(failed, error=error, decision=Decision(policy="exponential")))
             self._outbox.put(held)

@@ -219,7 +219,7 @@ class Exchange:
 
 def _failure(held: Held) -> consume.Failure:
     ending = held.attempt.ending
-    verdict = ending.verdict
+    decision = ending.decision
     return consume.Failure(
-        *held.pair, ending.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+        *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
     )

@@ -12,7 +12,7 @@ import psycopg
 from pgqueue.db import consume
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import how_many, one_line
-from pgqueue.worker.hold.held import End, Ending, Held, Holding, Verdict
+from pgqueue.worker.hold.held import Decision, End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Outbox
 from pgqueue.worker.link.connection import Link, is_refusal
 from pgqueue.worker.process.state import State
@@ -267,11 +267,11 @@ def simpler(held: Held, refusal: PgQueueError) -> Ending | None:
     ending = held.attempt.ending
     if ending.end is End.SUCCEEDED:
         return Ending(End.FAILED, {"class": "Result", "message": clean(one_line(refusal))})
-    if ending.verdict.retry_in is not None or ending.verdict.policy is not None:
+    if ending.decision.retry_in is not None or ending.decision.policy is not None:
         # The decision of the rule or signal is not possible: the retry policy decides.
         log.error("%s: %s; its retry policy decides", held, one_line(refusal))
         error = {**(ending.error or {}), "policy_error": one_line(refusal)}
-        return replace(ending, error=error, verdict=Verdict())
+        return replace(ending, error=error, decision=Decision())
     # The error itself could not be stored; the failure must be.
     name = str((ending.error or {}).get("class", ""))
     plain: dict[str, object] = {
