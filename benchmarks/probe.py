@@ -25,7 +25,7 @@ from pgqueue import App
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 from pgqueue.worker.run.running_jobs import RunningJobs, create
-from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.tell.tell import Counts
 
 from .bare import CLAIM, END
 

@@ -10,6 +10,7 @@ begin
         raise 'the database is not at revision 0021';
     end if;
     alter table pgqueue.maintenance_runs rename column unparked to unblocked;
+    alter table pgqueue.maintenance_runs rename column prolonged to grace_periods;
     -- Tables and columns were renamed, and the names that PostgreSQL 18 gives to NOT NULL were not.
     for v_rename in
         select format('alter table %s rename constraint %I to %I', k.conrelid::regclass, k.conname, n.name)
@@ -561,7 +562,7 @@ comment on column pgqueue.maintenance_runs.gap_at is
 comment on column pgqueue.maintenance_runs.stepped_from is
     'The time from which the clock last stepped back, while jobs with later times are still being brought forward.';
 comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken back from lapsed leases, in all.';
-comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
+comment on column pgqueue.maintenance_runs.grace_periods is 'How many leases got a grace period after a gap, in all.';
 comment on column pgqueue.maintenance_runs.found_lanes is
     'How many lanes with jobs were found that were not registered, in all.';
 comment on column pgqueue.maintenance_runs.unblocked is

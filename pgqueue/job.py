@@ -8,20 +8,20 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
+from pgqueue._steps import Plan, Steps, perform, perform_async
+from pgqueue._transaction import Doors, JobTransaction, Stage
 from pgqueue.db import consume, drivers
 from pgqueue.db.call import Call
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
-from pgqueue.steps import Plan, Steps, perform, perform_async
-from pgqueue.transaction import Doors, JobTransaction, Stage
 
 _log = logging.getLogger("pgqueue.job")
 
@@ -101,9 +101,35 @@ class _Waking:
         self._flag._waiters.remove(self._wake)
 
 
+class Statements(Protocol):
+    """Runs the statements of handlers, on the event loop and in threads, and hears which steps are stored."""
+
+    async def ask(self, call: Call[Any]) -> Any: ...
+    def ask_from_thread(self, call: Call[Any]) -> Any: ...
+    def stored(self, step: str) -> None: ...
+
+
+class KeepsProgress(Protocol):
+    """Stores the progress of a job soon."""
+
+    def report(self, job: Job) -> None: ...
+
+
+class KeepsLeases(Protocol):
+    """Extends the leases of a worker's jobs soon."""
+
+    def extend_soon(self) -> None: ...
+
+
+class KeepsLines(Protocol):
+    """Stores the lines that a job logs."""
+
+    def keep(self, job: Job, level: int, line: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """The services of a worker for the jobs that it runs.
+    """The services of a worker for the jobs that it runs; what a test leaves out does nothing.
 
     `pools`: where `job.transaction()` takes its connection. `doors`: how it gets to the database instead, where a test
     runs the job in a separate transaction.
@@ -111,13 +137,11 @@ class Surroundings:
 
     pools: Pools | None = None
     stopping: Flag = field(default_factory=Flag)
-    on_progress: Callable[[Job], None] = lambda job: None
-    on_extend: Callable[[], None] = lambda: None
-    on_log: Callable[[Job, int, str], None] = lambda job, level, line: None
+    statements: Statements | None = None
+    progress: KeepsProgress | None = None
+    leases: KeepsLeases | None = None
+    lines: KeepsLines | None = None
     doors: Doors | None = None
-    on_step: Callable[[str], None] = lambda name: None
-    ask: Callable[[Call[Any]], Awaitable[Any]] | None = None
-    ask_from_thread: Callable[[Call[Any]], Any] | None = None
 
 
 # For a job made by a test.
@@ -233,11 +257,13 @@ class Job:
         if note is not None:
             note = note[:1000].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         self._state.progress = (float(done), None if total is None else float(total), note)
-        self._state.around.on_progress(self)
+        if (progress := self._state.around.progress) is not None:
+            progress.report(self)
 
     def extend(self) -> None:
         """Ask the worker to extend the lease now, without waiting. It does so every third of a lease anyway."""
-        self._state.around.on_extend()
+        if (leases := self._state.around.leases) is not None:
+            leases.extend_soon()
 
     def store_result(self, store: bool = True) -> None:
         """Store the return value of the handler, or not, whatever the task declares. It must be JSON."""
@@ -255,7 +281,8 @@ class Job:
 
     def keep_line(self, level: int, line: str) -> None:
         """Have the database keep a line as one of `log`. For handlers of logging."""
-        self._state.around.on_log(self, level, line)
+        if (lines := self._state.around.lines) is not None:
+            lines.keep(self, level, line)
 
     def transaction(self, connection: Any = None) -> JobTransaction:
         """Open a transaction whose writes and the job's completion are committed together, or not at all.
@@ -284,12 +311,12 @@ class Job:
             job.spent(answer.usage.total_tokens)
         """
         call = consume.spent(self.id, self.reservation, units)
-        ask, ask_from_thread = self._state.around.ask, self._state.around.ask_from_thread
+        statements = self._state.around.statements
         if not self._state.is_sync:
             with suppress(RuntimeError):
                 asyncio.get_running_loop()
-                return _held() if ask is None else ask(call)
-        return True if ask_from_thread is None else ask_from_thread(call)
+                return _held() if statements is None else statements.ask(call)
+        return True if statements is None else statements.ask_from_thread(call)
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in the life of the job, even over several attempts, and return its result.
@@ -346,21 +373,21 @@ class Job:
     def _steps(self) -> Steps:
         state = self._state
         if state.steps is None:
-            pair = (self.id, self.reservation)
-            state.steps = Steps(pair, self._leaving, state.encode, state.decode, state.others, state.around.on_step)
+            pair, statements = (self.id, self.reservation), state.around.statements
+            state.steps = Steps(pair, self._leaving, state.encode, state.decode, state.others, statements)
         return state.steps
 
     def _perform(self, plan: Plan) -> Any:
-        around = self._state.around
-        if around.ask is None or around.ask_from_thread is None:
+        statements = self._state.around.statements
+        if statements is None:
             raise RuntimeError("steps need a job with a row: run it by a worker, or by pgqueue.testing.drain")
         # Here an attempt ends that nothing else can interrupt: one in a thread, or one that caught its cancellation.
         self.check()
         if not self._state.is_sync:
             with suppress(RuntimeError):
                 asyncio.get_running_loop()
-                return perform_async(plan, around.ask)
-        return perform(plan, around.ask_from_thread)
+                return perform_async(plan, statements.ask)
+        return perform(plan, statements.ask_from_thread)
 
     def _leaving(self, leaves: bool) -> None:
         self._state.stage = Stage.COMPLETING if leaves else Stage.OPEN

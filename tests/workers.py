@@ -29,7 +29,7 @@ NEVER = 600.0
 async def working(app: App, dsn: str, **settings: Any) -> AsyncIterator[Worker]:
     """Run the worker of pgqueue.testing, which polls as rarely as in production; its handlers may fail."""
     settings = {"poll_interval": WorkerConfig().poll_interval, **settings}
-    async with testing.Worker(app, dsn, raise_errors=False, **settings) as beside:
+    async with testing.RunningWorker(app, dsn, raise_errors=False, **settings) as beside:
         yield beside.worker
 
 

@@ -1217,7 +1217,7 @@ create table pgqueue.maintenance_runs (
     gap_at timestamptz,
     stepped_from timestamptz,
     rescued bigint not null default 0,
-    prolonged bigint not null default 0,
+    grace_periods bigint not null default 0,
     found_lanes bigint not null default 0,
     unblocked bigint not null default 0,
     hidden bigint not null default 0,
@@ -1233,7 +1233,7 @@ comment on column pgqueue.maintenance_runs.gap_at is
 comment on column pgqueue.maintenance_runs.stepped_from is
     'The time from which the clock last stepped back, while jobs with later times are still being brought forward.';
 comment on column pgqueue.maintenance_runs.rescued is 'How many jobs were taken back from lapsed leases, in all.';
-comment on column pgqueue.maintenance_runs.prolonged is 'How many leases got a grace period after a gap, in all.';
+comment on column pgqueue.maintenance_runs.grace_periods is 'How many leases got a grace period after a gap, in all.';
 comment on column pgqueue.maintenance_runs.found_lanes is
     'How many lanes with jobs were found that were not registered, in all.';
 comment on column pgqueue.maintenance_runs.unblocked is

@@ -87,7 +87,7 @@ def run(
             run_chunks = _run_chunks(connection, action, given, chunk)
         changed, skipped = counted(action, outcome, run_chunks)
     if as_json:
-        output.print_json({"action": action, "changed": changed, "passed_over": skipped})
+        output.print_json({"action": action, "changed": changed, "skipped": skipped})
     else:
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
         unknown = sorted(set(job_ids or ()) - set(known))
@@ -123,7 +123,7 @@ def update(
             _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
         changed, skipped = counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
     if as_json:
-        output.print_json({"action": "update", "changed": changed, "passed_over": skipped})
+        output.print_json({"action": "update", "changed": changed, "skipped": skipped})
     else:
         rest = f"; {skipped} skipped: locked, executing, or attempted already" if skipped else ""
         output.line(f"{how_many(changed, 'job')} changed{rest}")
@@ -172,7 +172,7 @@ def _ask(
     """Print how many jobs match, and ask."""
     with connection.transaction(force_rollback=True):
         found = perform(connection, operate.count(action, given))
-    number = found.changed + found.passed_over + found.left_over
+    number = found.changed + found.skipped + found.left_over
     _confirm(action, number, found.is_exact, found.next_after is not None, described, as_json)
 
 
@@ -247,7 +247,7 @@ def _run_chunks(
     while True:
         done = perform(connection, operate.bulk(action, given, chunk, after))
         # A count that is not exact means only that there is more.
-        yield done.changed, done.passed_over, done.left_over if done.is_exact else None
+        yield done.changed, done.skipped, done.left_over if done.is_exact else None
         after = done.next_after
         if after is None:
             return

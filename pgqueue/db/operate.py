@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pgqueue._remedies import with_thousands
 from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
 from pgqueue.db.json import Document, from_json, micros, read_instant, to_json
-from pgqueue.remedies import with_thousands
 
 
 def outcome(job_id: int) -> Call[Row | None]:
@@ -81,7 +81,7 @@ class Chunk:
     """The result of one bulk call. `next_after` is where to continue; None: at the end."""
 
     changed: int
-    passed_over: int
+    skipped: int
     left_over: int
     is_exact: bool
     next_after: object
@@ -96,7 +96,7 @@ def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: objec
         for kind in (_FILTER_TYPES[name],)
     )
     return Call(
-        f"select changed, passed_over, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
+        f"select changed, skipped, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
         f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
         (*given.values(), max_jobs, None if after is None else to_json(after, "after")),
         lambda rows: Chunk(*rows[0]),
@@ -127,7 +127,7 @@ def update_many(
     """Change up to `max_jobs` jobs that match a filter; reads how many, how many it skipped, and where to continue."""
     named, values = _changes(changes)
     return Call(
-        f"select changed, passed_over, next_after from pgqueue.update_many(%s::text::jsonb{named},"
+        f"select changed, skipped, next_after from pgqueue.update_many(%s::text::jsonb{named},"
         " max_jobs => %s::integer, after => %s::jsonb)".encode(),
         (to_json(filter, "filter"), *values, max_jobs, None if after is None else to_json(after, "after")),
         lambda rows: (rows[0][0], rows[0][1], rows[0][2]),

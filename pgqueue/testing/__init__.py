@@ -15,14 +15,14 @@ from pgqueue.testing.drain import Drained, declare, declare_async, drain, drain_
 from pgqueue.testing.enqueued import EnqueuedJob, approx, assert_enqueued, enqueued, refute_enqueued
 from pgqueue.testing.inline import inline
 from pgqueue.testing.perform import Performed, perform, perform_async
-from pgqueue.testing.worker import Worker
+from pgqueue.testing.worker import RunningWorker
 
 __all__ = [
     "Clock",
     "Drained",
     "EnqueuedJob",
     "Performed",
-    "Worker",
+    "RunningWorker",
     "approx",
     "assert_enqueued",
     "clock_sql",

@@ -21,6 +21,7 @@ from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
 from pgqueue.worker.hold.held import Cause, End, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
+from pgqueue.worker.hold.outbox import ended
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.threads import Outcome, contained
 
@@ -56,11 +57,11 @@ class Attempts:
         if self._runner is not None:
             self._runner.close()
 
-    async def attempt(self, held: Held, task: Task[Any, Any]) -> End:
-        """Run a handler to its end, and return how it ended; `held` has the rest."""
+    async def attempt(self, held: Held, task: Task[Any, Any]) -> None:
+        """Run a handler to its end: the attempt of `held`, and those of its members, then have how it ended."""
         self._handlers.raised = self.value = None
         self._handlers.leave_loop()
-        held.started = time.monotonic()
+        held.attempt.started = time.monotonic()
         async_middleware = any(map(is_async, self._middleware))
         with self._timeout(held, task):
             if self._on_loop_of_caller:
@@ -70,10 +71,7 @@ class Attempts:
             else:
                 context = contextvars.copy_context()
                 context.run(stepped, self._run(held, task))
-        held.seconds = time.monotonic() - held.started
-        assert held.ended is not None
         _raise_tests_own(self.error)
-        return held.ended
 
     def run_on_loop(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on its own event loop, in this thread."""
@@ -105,7 +103,7 @@ class Attempts:
         return self._handlers.job_of(held)
 
     async def _run(self, held: Held, task: Task[Any, Any]) -> None:
-        held.ended = await self._handlers.run(held, task, await self._call(held, task))
+        ended(held, await self._handlers.run(held, task, await self._call(held, task)))
 
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
         # Its own task: a timeout cancels it, and not the test.
@@ -147,11 +145,11 @@ class Attempts:
         return await waiting() if loop_runs() else self.run_on_loop(waiting)
 
     async def _waited(self, held: Held, call: Awaitable[object]) -> object:
-        held.runner = asyncio.current_task()
+        held.attempt.runner = asyncio.current_task()
         try:
             return await call
         finally:
-            held.runner = None
+            held.attempt.runner = None
 
     @contextmanager
     def _timeout(self, held: Held, task: Task[Any, Any]) -> Iterator[None]:
@@ -173,11 +171,11 @@ class Attempts:
 
     def _timed_out(self, held: Held) -> None:
         reason = f"it ran longer than its timeout of {held.timeout:g} s"
-        if not held.ask_to_stop(Stop(End.FAILED, reason, Cause.TIMEOUT)):
+        if not held.attempt.ask_to_stop(Stop(End.FAILED, reason, Cause.TIMEOUT)):
             return
-        if held.job is not None:
-            held.job.cancelled.raise_it(reason)
-        runner = held.runner
+        if held.attempt.job is not None:
+            held.attempt.job.cancelled.raise_it(reason)
+        runner = held.attempt.runner
         if runner is not None:
             runner.get_loop().call_soon_threadsafe(runner.cancel)
 
@@ -193,7 +191,7 @@ async def _here(_held: Held, call: Callable[[], object]) -> Outcome:
 
 
 def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.runner = runner
+    held.attempt.runner = runner
 
 
 def _chained(middleware: list[Middleware], job: Any, call: Callable[[], Any]) -> Callable[[], Any]:

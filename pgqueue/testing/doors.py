@@ -46,7 +46,7 @@ class Door:
             yield
 
 
-class _Psycopg(Door):
+class _PsycopgDoor(Door):
     async def script(self, text: str) -> None:
         self.connection.execute(text.encode())
 
@@ -54,7 +54,7 @@ class _Psycopg(Door):
         return cast(AbstractContextManager[Any], self.connection.transaction())
 
 
-class _SQLAlchemy(Door):
+class _SQLAlchemyDoor(Door):
     async def script(self, text: str) -> None:
         is_session = hasattr(self.connection, "connection") and callable(self.connection.connection)
         connection = self.connection.connection() if is_session else self.connection
@@ -65,7 +65,7 @@ class _SQLAlchemy(Door):
         return cast(AbstractContextManager[Any], self.connection.begin_nested())
 
 
-class _Django(Door):
+class _DjangoDoor(Door):
     async def script(self, text: str) -> None:
         with self.connection.cursor() as cursor:
             cursor.execute(text)
@@ -80,7 +80,7 @@ class _Django(Door):
         return cast(AbstractContextManager[Any], block)
 
 
-class _Psycopg2(Door):
+class _Psycopg2Door(Door):
     async def script(self, text: str) -> None:
         with self.connection.cursor() as cursor:
             cursor.execute(text)
@@ -89,7 +89,7 @@ class _Psycopg2(Door):
         return _savepoint(self.connection)
 
 
-class _AsyncDoor(Door):
+class _AwaitedDoor(Door):
     is_async = True
 
     async def run(self, call: Call[T]) -> T:
@@ -107,7 +107,7 @@ class _AsyncDoor(Door):
             yield
 
 
-class _AsyncSQLAlchemy(_AsyncDoor):
+class _AwaitedSQLAlchemyDoor(_AwaitedDoor):
     async def script(self, text: str) -> None:
         connection = self.connection
         if hasattr(connection, "get_bind"):
@@ -120,25 +120,25 @@ class _AsyncSQLAlchemy(_AsyncDoor):
 
 
 _KINDS: dict[tuple[str, str], Callable[[Any], Door]] = {
-    ("sqlalchemy", "Connection"): _SQLAlchemy,
-    ("sqlalchemy", "Session"): _SQLAlchemy,
-    ("sqlalchemy", "scoped_session"): _SQLAlchemy,
-    ("sqlalchemy", "AsyncConnection"): _AsyncSQLAlchemy,
-    ("sqlalchemy", "AsyncSession"): _AsyncSQLAlchemy,
-    ("sqlalchemy", "async_scoped_session"): _AsyncSQLAlchemy,
-    ("asyncpg", "Connection"): _AsyncDoor,
-    ("asyncpg", "PoolConnectionProxy"): _AsyncDoor,
-    ("django", "BaseDatabaseWrapper"): _Django,
-    ("psycopg2", "connection"): _Psycopg2,
+    ("sqlalchemy", "Connection"): _SQLAlchemyDoor,
+    ("sqlalchemy", "Session"): _SQLAlchemyDoor,
+    ("sqlalchemy", "scoped_session"): _SQLAlchemyDoor,
+    ("sqlalchemy", "AsyncConnection"): _AwaitedSQLAlchemyDoor,
+    ("sqlalchemy", "AsyncSession"): _AwaitedSQLAlchemyDoor,
+    ("sqlalchemy", "async_scoped_session"): _AwaitedSQLAlchemyDoor,
+    ("asyncpg", "Connection"): _AwaitedDoor,
+    ("asyncpg", "PoolConnectionProxy"): _AwaitedDoor,
+    ("django", "BaseDatabaseWrapper"): _DjangoDoor,
+    ("psycopg2", "connection"): _Psycopg2Door,
 }
 
 
 def door_to(connection: Any) -> Door:
     """Return the access to a connection. Raises TypeError for another object, such as a pool."""
     if isinstance(connection, psycopg.Connection):
-        return _Psycopg(connection)
+        return _PsycopgDoor(connection)
     if isinstance(connection, psycopg.AsyncConnection):
-        return _AsyncDoor(connection)
+        return _AwaitedDoor(connection)
     if type(connection).__name__ == "ConnectionProxy" and "django.db" in sys.modules:
         # `django.db.connection` is a proxy for that of the thread.
         connection = sys.modules["django.db"].connections[connection._alias]

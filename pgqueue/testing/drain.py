@@ -22,10 +22,10 @@ from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
 from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.steps import StepDoor
-from pgqueue.worker.hold.held import End, Held, batches
+from pgqueue.worker.hold.held import End, Ending, Held, batches
 from pgqueue.worker.presence import declarations
 from pgqueue.worker.tell.events import dead_of
-from pgqueue.worker.trade.trade import simplify
+from pgqueue.worker.trade.trade import simpler
 
 T = TypeVar("T")
 
@@ -182,12 +182,7 @@ class _Drain:
         self._done = Drained()
         self._attempts = Attempts(
             app,
-            Surroundings(
-                doors=Savepoints(door),
-                on_step=self._steps.stored,
-                ask=self._steps.ask,
-                ask_from_thread=self._steps.ask_from_thread,
-            ),
+            Surroundings(doors=Savepoints(door), statements=self._steps),
             on_loop=on_loop,
             uses_asgiref=uses_asgiref(door.connection),
         )
@@ -240,10 +235,6 @@ class _Drain:
             return
         error = self._attempts.error
         for each in (held, *held.members):
-            if each is not held:
-                each.ended, each.error, each.result = held.ended, held.error, held.result
-                each.verdict, each.snooze, each.delay = held.verdict, held.snooze, held.delay
-                each.throttle = held.throttle
             await self._store(each)
         if error is not None:
             self._done.errors.append(error)
@@ -259,38 +250,40 @@ class _Drain:
                     state = await self._report(held)
                 break
             except InvalidArgument as refusal:
-                if held.ended is End.SNOOZED:
-                    held.ended = End.FAILED
-                    held.error = {"class": "Snooze", "message": one_line(refusal)}
-                elif not simplify(held, refusal):
+                ending = simpler(held, refusal)
+                if held.attempt.ending.end is End.SNOOZED:
+                    ending = Ending(End.FAILED, {"class": "Snooze", "message": one_line(refusal)})
+                if ending is None:
                     raise
+                held.attempt.ending = ending
         self._count(state)
         self._tell(state, held)
         if state == "dead":
             await self._attempts.call_hooks("dead", dead_of(self._attempts.job_of(held), held))
 
     async def _report(self, held: Held) -> str:
-        match held.ended:
+        ending = held.attempt.ending
+        match ending.end:
             case End.SETTLED:
                 return "succeeded"
             case End.SUSPENDED:
                 return "snoozed"
             case End.SUCCEEDED:
-                result = None if held.result is None else orjson.Fragment(held.result)
+                result = None if ending.result is None else orjson.Fragment(ending.result)
                 is_held = await self._door.run(consume.complete(*held.pair, result))
                 return "succeeded" if is_held else "lost"
             case End.FAILED:
-                verdict = held.verdict
+                decision = ending.decision
                 failure = Failure(
-                    *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+                    *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
                 )
                 return await self._door.run(consume.fail(failure)) or "lost"
-            case End.SNOOZED if held.throttle is not None:
-                state = await self._door.run(consume.throttled(*held.pair, held.snooze, *held.throttle))
+            case End.SNOOZED if ending.throttle is not None:
+                state = await self._door.run(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
                 return "snoozed" if state == "throttled" else state or "lost"
             case End.SNOOZED:
-                return "snoozed" if await self._door.run(consume.snooze(*held.pair, held.snooze)) else "lost"
-        await self._door.run(consume.release([held.pair], held.delay))
+                return "snoozed" if await self._door.run(consume.snooze(*held.pair, ending.snooze)) else "lost"
+        await self._door.run(consume.release([held.pair], ending.delay))
         return "released"
 
     def _count(self, state: str) -> None:
@@ -299,8 +292,9 @@ class _Drain:
             setattr(self._done, name, getattr(self._done, name) + 1)
 
     def _tell(self, kind: str, held: Held) -> None:
-        row = held.row
-        self._app.tell(Event(kind, _WORKER, 1, row.id, row.task, row.queue, row.attempt, held.error, held.seconds))
+        row, attempt = held.row, held.attempt
+        about = (row.id, row.task, row.queue, row.attempt, attempt.ending.error, attempt.seconds)
+        self._app.tell(Event(kind, _WORKER, 1, *about))
 
     async def _move_clock(self) -> bool:
         """Move the queue's clock to the time of the next job; False when there is none."""

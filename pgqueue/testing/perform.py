@@ -130,14 +130,15 @@ class Performance:
         error = self._attempts.error
         if error is not None and self._raise_errors:
             raise error
+        ending = held.attempt.ending
         return Performed(
             _state(held),
             self._attempts.job_of(held),
             self._attempts.value,
             error,
-            str((held.error or {}).get("message", "")) if error is None else "",
-            held.verdict.retry_in,
-            held.snooze if held.ended is End.SNOOZED else None,
+            str((ending.error or {}).get("message", "")) if error is None else "",
+            ending.decision.retry_in,
+            ending.snooze if ending.end is End.SNOOZED else None,
         )
 
 
@@ -170,12 +171,13 @@ class _Nowhere(Door):
 
 
 def _state(held: Held) -> str:
-    match held.ended:
+    ending = held.attempt.ending
+    match ending.end:
         case End.SNOOZED:
             return "snoozed"
-        case End.FAILED if held.verdict.cancel:
+        case End.FAILED if ending.decision.cancel:
             return "cancelled"
-        case End.FAILED if held.verdict.retry and held.row.attempt < held.row.max_attempts:
+        case End.FAILED if ending.decision.retry and held.row.attempt < held.row.max_attempts:
             return "failed"
         case End.FAILED:
             return "dead"

@@ -35,7 +35,7 @@ class StepDoor:
         await self._begin()
         try:
             await run()
-            undo = self._crashed or held.ended not in (End.SUCCEEDED, End.SETTLED, End.SUSPENDED)
+            undo = self._crashed or held.attempt.ending.end not in (End.SUCCEEDED, End.SETTLED, End.SUSPENDED)
         except BaseException:
             if not self._crashed:
                 raise

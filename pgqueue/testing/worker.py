@@ -21,7 +21,7 @@ from pgqueue.worker.run.failure import describe
 _FINAL = ("succeeded", "dead", "cancelled")
 
 
-class Worker:
+class RunningWorker:
     """A worker on the test's event loop, for the length of an `async with` block: the real one, without signals.
 
     It polls every 10 ms, so nothing waits for a NOTIFY. `settings` are those of `WorkerConfig`. Exceptions of handlers
@@ -29,7 +29,7 @@ class Worker:
     `errors`, by job. The block begins when the worker serves; with `wait_for_start=False` at once, for a test in which
     the database is away at first.
 
-        async with Worker(app, dsn) as worker:
+        async with RunningWorker(app, dsn) as worker:
             job_id = task.enqueue(connection, "a@b.c")
             await worker.until(job_id, "succeeded")
     """
@@ -50,7 +50,7 @@ class Worker:
         defaults = {"poll_interval": 0.01, "shutdown_timeout": 3.0}
         self.worker = worker.Worker(app, dsn, WorkerConfig(**{**defaults, **settings}))
 
-    async def __aenter__(self) -> Worker:
+    async def __aenter__(self) -> RunningWorker:
         self._app.error_formatter = self._note_error
         self._running = asyncio.create_task(self.worker.run(), name="pgqueue-test-worker")
         if not self._wait_for_start:

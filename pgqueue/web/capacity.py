@@ -36,7 +36,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SlotUse:
     """`own` run, `overlong` of these far too long; `taken` by other queues; the rest of `all` is free.
 
     `more` jobs are held that have no slot: fetched ahead, or members of a batch, which share one.
@@ -157,7 +157,7 @@ def is_over(age: float, usual: float | None, times: float = OVERLONG) -> bool:
 
 def of_worker(
     worker: Mapping[str, Any], running: Iterable[Running], usual: Mapping[str, float], now: float
-) -> Slots | None:
+) -> SlotUse | None:
     """Return the slots of one worker; None if it did not report how many it has."""
     held = [each for each in running if each.worker == worker["worker"]]
     if verdict.slots_of(worker) is None and not held:
@@ -167,7 +167,7 @@ def of_worker(
 
 def of_workers(
     workers: Iterable[Mapping[str, Any]], running: Iterable[Running], usual: Mapping[str, float], now: float
-) -> Slots:
+) -> SlotUse:
     """Return the slots of these workers, and of others that run jobs."""
     held = list(running)
     jobs: Counter[str] = Counter()
@@ -178,7 +178,7 @@ def of_workers(
 
 def of_queue(
     queue: str, workers: Sequence[Mapping[str, Any]], running: Sequence[Running], usual: Mapping[str, float], now: float
-) -> Slots:
+) -> SlotUse:
     """Return the slots of the workers that serve a queue."""
     serving = {each["worker"]: verdict.slots_of(each) for each in workers if serves(each, queue)}
     own: Counter[str] = Counter()
@@ -198,7 +198,7 @@ def _sum(
     held: Sequence[Running],
     usual: Mapping[str, float],
     now: float,
-) -> Slots:
+) -> SlotUse:
     """Return the slots of all workers; one that did not report how many it has has as many as it uses."""
     runs = takes = slots = 0
     for worker in known.keys() | own.keys():
@@ -209,7 +209,7 @@ def _sum(
         takes += min(taken[worker], most - mine)
         slots += most
     overlong = sum(each.overlong(usual.get(each.task), now) for each in held)
-    return Slots(runs, min(overlong, runs), takes, slots, own.total() - runs)
+    return SlotUse(runs, min(overlong, runs), takes, slots, own.total() - runs)
 
 
 def serves(worker: Mapping[str, Any], queue: str) -> bool:

@@ -4,10 +4,12 @@ The way of a job, by the calls that it takes:
 
 - in: `Claimer.claim`, `Trade.claim`, `Exchange.perform`, `db.consume.exchange`; in SQL `reserve`, or `exchange` where
   ends go along; then `Intake.took`, `Runner.take`
-- run: `Runner._run_one` (or `_run_in_threads`, for plain functions), `Handlers.run`; an exception meets
-  `Handlers._failed`, which writes `held.error` and `held.verdict`
-- out: `Runner._end`, `Outbox.put`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`;
-  in SQL `exchange`; then `Trade.act_on`
+- run: `Runner._run_one` (or `_run_in_threads`, for plain functions), `Handlers.run`, which returns the `Ending` of
+  the attempt; an exception meets `Handlers._failed`
+- out: `Outbox.end`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`; in SQL
+  `exchange`; then `Trade.act_on`
+
+A `Held` is what was claimed and does not change. Its `Attempt` is what becomes of it, and names who writes what.
 
 In SQL, `reserve` and `exchange` begin where sql/README.md reads a claim and an end from top to bottom.
 """

@@ -134,7 +134,7 @@ class Shutdown:
                 end, limit = self._terms(held)
                 if held in asked:
                     if now >= asked[held] + _GRACE:
-                        self._runner.abandon(held, held.stop or Stop(end))
+                        self._runner.abandon(held, held.attempt.stop or Stop(end))
                 elif now >= began + limit:
                     asked[held] = now
                     log.warning("%s did not end within its shutdown timeout of %g s and is cut off", held, limit)

@@ -39,10 +39,9 @@ from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.shutdown import Shutdown
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.status import WorkerStatus
-from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.events import Events, Lifetime
 from pgqueue.worker.tell.job_log import JobLog
-from pgqueue.worker.tell.tell import Tell
+from pgqueue.worker.tell.tell import Counts, Tell
 from pgqueue.worker.trade.claimer import Claimer
 from pgqueue.worker.trade.deciding import Deciding
 from pgqueue.worker.trade.exchange import Exchange
@@ -336,12 +335,7 @@ class Worker:
 
     def _make_surroundings(self) -> Surroundings:
         return Surroundings(
-            self._pools,
-            on_progress=self._progress.report,
-            on_extend=self._holding.extend_soon,
-            on_log=self._log_lines.keep,
-            ask=self._steps.ask,
-            ask_from_thread=self._steps.ask_from_thread,
+            self._pools, statements=self._steps, progress=self._progress, leases=self._holding, lines=self._log_lines
         )
 
     def _make_shutdown(self) -> Shutdown:

@@ -60,7 +60,7 @@ def report() -> str:
     body = (f"{name:<13}{size.lines:>7,}{size.functions:>11,}" for name, size in rows.items())
     worker = (
         f"worker: {len(test_budgets.callables())} functions in constructors, budget {test_budgets.MOST_CALLABLES}",
-        f"a claimed job: budget {test_budgets.MOST_STEPS} steps, {test_budgets.MOST_CALLS} calls;"
+        f"a claimed job: budget {test_budgets.MOST_CALLS} calls from one module into another;"
         " pytest tests/worker/test_budgets.py counts them",
     )
     return "\n".join([f"{'sql/functions':<13}{'lines':>7}{'functions':>11}", *body, *worker, ""])

@@ -484,7 +484,7 @@ class Scene:
             """
             select
                 (select max(rescued) from pgqueue.maintenance_runs),
-                (select max(prolonged) from pgqueue.maintenance_runs),
+                (select max(grace_periods) from pgqueue.maintenance_runs),
                 (select deadlocks from pg_stat_database where datname = current_database()),
                 (select count(*) from chaos.effects),
                 (select count(*) from pgqueue.history where attempts > 1),

@@ -343,7 +343,7 @@ def test_jobs_are_run_killed_retried_cancelled_and_deleted_by_filter_in_chunks(
     assert run("jobs", "kill", "--state", "failed", *by, "--json").json() == {
         "action": "kill",
         "changed": 7,
-        "passed_over": 0,
+        "skipped": 0,
     }
     assert run("jobs", "retry", *by).out == "7 jobs retried\n"
     assert run("jobs", "cancel", "--task", "t", *by).out == "7 jobs cancelled or asked to stop\n"
@@ -408,7 +408,7 @@ def test_queues_purge_deletes_what_waits(run: Run, conn: psycopg.Connection) -> 
     assert run("queues", "purge", "default", "--yes", "--json").json() == {
         "action": "purge",
         "changed": 3,
-        "passed_over": 0,
+        "skipped": 0,
     }
     assert state(conn, other) == "waiting"
     assert run("queues", "purge", "default", "--yes").code == 0

@@ -32,7 +32,7 @@ sent = []
 TESTS = """
 import pytest
 from tasks import send, sent
-from pgqueue.testing import Worker
+from pgqueue.testing import RunningWorker
 
 @pytest.mark.parametrize("n", range(4))
 def test_rolled_back(pgqueue_queue, pgqueue_connection, n):
@@ -58,7 +58,7 @@ def test_commits(pgqueue_fresh_database, pgqueue_app, n):
     import asyncio
     async def run():
         conn = pgqueue_fresh_database.connect()
-        async with Worker(pgqueue_app, pgqueue_fresh_database.dsn) as worker:
+        async with RunningWorker(pgqueue_app, pgqueue_fresh_database.dsn) as worker:
             await worker.until(send.enqueue(conn, "a@b.c"), timeout=60)
         assert conn.execute("select count(*) from pgqueue.history").fetchone() == (1,)
     asyncio.run(run())

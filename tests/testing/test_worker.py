@@ -1,4 +1,4 @@
-"""pgqueue.testing.Worker: a real worker that runs on the event loop of a test."""
+"""pgqueue.testing.RunningWorker: a real worker that runs on the event loop of a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pgqueue import App
 from pgqueue.errors import SchemaError
-from pgqueue.testing import Worker
+from pgqueue.testing import RunningWorker
 from tests.calls import state
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -33,13 +33,13 @@ async def hangs() -> None:
 
 async def test_the_worker_runs_committed_jobs(database: Database) -> None:
     conn = database.connect()
-    async with Worker(app, database.dsn) as worker:
+    async with RunningWorker(app, database.dsn) as worker:
         assert await worker.until(fine.enqueue(conn), timeout=60) == "succeeded"
 
 
 async def test_what_a_handler_raises_reaches_the_test_that_waits_for_its_job(database: Database) -> None:
     conn = database.connect()
-    async with Worker(app, database.dsn) as worker:
+    async with RunningWorker(app, database.dsn) as worker:
         with pytest.raises(LookupError, match="no such order"):
             await worker.until(fails.enqueue(conn), timeout=60)
 
@@ -48,7 +48,7 @@ async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database:
     conn = database.connect()
 
     async def block() -> None:
-        async with Worker(app, database.dsn) as worker:
+        async with RunningWorker(app, database.dsn) as worker:
             job_id = fails.enqueue(conn)
             await wait_until_async(lambda: job_id in worker.errors)
 
@@ -60,20 +60,20 @@ async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database:
 
 async def test_a_job_that_is_awaited_as_dead_raises_nothing(database: Database) -> None:
     conn = database.connect()
-    async with Worker(app, database.dsn) as worker:
+    async with RunningWorker(app, database.dsn) as worker:
         assert await worker.until(fails.enqueue(conn), "dead", timeout=60) == "dead"
 
 
 async def test_another_end_than_the_one_waited_for_is_an_error(database: Database) -> None:
     conn = database.connect()
-    async with Worker(app, database.dsn) as worker:
+    async with RunningWorker(app, database.dsn) as worker:
         with pytest.raises(AssertionError, match="is succeeded, not dead"):
             await worker.until(fine.enqueue(conn), "dead", timeout=60)
 
 
 async def test_a_job_that_does_not_end_is_named(database: Database) -> None:
     conn = database.connect()
-    async with Worker(app, database.dsn, shutdown_timeout=0.1) as worker:
+    async with RunningWorker(app, database.dsn, shutdown_timeout=0.1) as worker:
         job_id = hangs.enqueue(conn)
         await wait_until_async(lambda: state(conn, job_id) == "executing")
         with pytest.raises(TimeoutError, match=r"job \d+ is executing after 0.2 s, not succeeded"):
@@ -82,11 +82,11 @@ async def test_a_job_that_does_not_end_is_named(database: Database) -> None:
 
 async def test_the_worker_leaves_the_signals_alone(database: Database) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    async with Worker(app, database.dsn):
+    async with RunningWorker(app, database.dsn):
         assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
 async def test_a_worker_that_cannot_start_says_why(empty_database: Database) -> None:
     with pytest.raises(SchemaError):
-        async with Worker(app, empty_database.dsn):
+        async with RunningWorker(app, empty_database.dsn):
             pass

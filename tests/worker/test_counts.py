@@ -14,7 +14,8 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
-from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Counts, Times, Totals
+from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Times, Totals
+from pgqueue.worker.tell.tell import Counts
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -29,7 +30,7 @@ def held(task: str = "t", seconds: float = 0.1, waited: float = 2.0, claims: int
         *(None, None, 0, 0, False, "reserved", None),
     )
     found = Held(row, 0.0, 0.0)
-    found.seconds = seconds
+    found.attempt.seconds = seconds
     return found
 
 

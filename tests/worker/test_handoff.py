@@ -19,7 +19,8 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
-from pgqueue.worker.run.runner import Pace, Runner
+from pgqueue.worker.run.pace import Pace
+from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.trade.exchange import Exchange, Reply
 from pgqueue.worker.trade.notify_load import NotifyLoad
 from tests.calls import call, enqueue, job, maintain, state, value

@@ -17,7 +17,7 @@ from pgqueue import App
 from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import _Coloured
-from pgqueue.worker.hold.held import Held
+from pgqueue.worker.hold.held import End, Ending, Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.tell import job_log
 from pgqueue.worker.tell.job_log import MOST, JobLog
@@ -51,13 +51,14 @@ def ended(job_id: int, task: str = "send_email", seconds: float = 0.2134) -> Hel
         note=None,
     )
     held = Held(row, deadline=0.0)
-    held.seconds = seconds
+    held.attempt.seconds = seconds
     return held
 
 
 def failed(job_id: int) -> Held:
     held = ended(job_id)
-    held.error = {"class": "OSError", "message": "no\nroute", "traceback": "Traceback\n  line\nOSError"}
+    error: dict[str, object] = {"class": "OSError", "message": "no\nroute", "traceback": "Traceback\n  line\nOSError"}
+    held.attempt.ending = Ending(End.FAILED, error)
     return held
 
 

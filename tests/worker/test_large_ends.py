@@ -15,7 +15,7 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument, LockTimeout
-from pgqueue.worker.hold.held import End, Held, Holding
+from pgqueue.worker.hold.held import RELEASED, End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.failure import describe
@@ -240,9 +240,7 @@ async def test_ends_are_stored_where_a_text_null_is_no_null(database: Database, 
 async def test_ends_that_wait_when_a_loop_of_reports_is_restarted_wait_for_no_other_end(size: int) -> None:
     outbox = Outbox(State())
     for _ in range(2):
-        held = _succeeded(size)
-        held.ended = End.SUCCEEDED
-        outbox.put(held)
+        outbox.put(_succeeded(size))
     # The loop before has heard of both, and was cancelled.
     outbox.came.clear()
     outbox.large_came.clear()
@@ -254,10 +252,8 @@ async def test_ends_that_wait_when_a_loop_of_reports_is_restarted_wait_for_no_ot
 
 
 async def test_a_locked_job_that_goes_back_is_reported_once_more_where_the_next_one_cannot_be_given_back() -> None:
-    first, second = _succeeded(0), _succeeded(0)
-    for held in (first, second):
-        held.ended = End.RELEASED
-    second.pair, second.delay = (2, 1), 10.0
+    first, second = _succeeded(0), _succeeded(0, job_id=2)
+    first.attempt.ending, second.attempt.ending = RELEASED, Ending(End.RELEASED, delay=10.0)
     holding = Holding()
     holding.add(first, second)
     trade = _Trade()
@@ -300,7 +296,7 @@ class _Trade:
         return answer
 
     def report_later(self, held: Held) -> None:
-        held.is_locked = True
+        held.attempt.is_locked = True
         self.later.append(held)
 
     def report_again(self, batch: list[Held]) -> None:
@@ -311,17 +307,17 @@ class _Trade:
         return asyncio.Event()
 
 
-def _succeeded(size: int) -> Held:
-    row = JobRow(1, "t", b"", None, "q", None, 0, 1, 1, 1, 0, 0, 0, None, None, 0, 0, True, "reserved", None)
+def _succeeded(size: int, job_id: int = 1) -> Held:
+    row = JobRow(job_id, "t", b"", None, "q", None, 0, 1, 1, 1, 0, 0, 0, None, None, 0, 0, True, "reserved", None)
     held = Held(row, 0.0)
-    held.result = b"x" * size if size else None
+    held.attempt.ending = Ending(End.SUCCEEDED, result=b"x" * size if size else None)
     return held
 
 
 def _sizes(ends: Ends, *, large: bool = False) -> list[list[int]]:
     found = []
     while batch := ends.take(large=large):
-        found.append([held.size for held in batch])
+        found.append([held.attempt.ending.size for held in batch])
     return found
 
 

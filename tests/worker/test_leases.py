@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
-from pgqueue.worker.hold.held import End
+from pgqueue.worker.hold.held import SUCCEEDED
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -216,7 +216,7 @@ async def test_an_end_whose_job_is_gone_when_it_is_to_be_reported_again_is_told_
         await wait_until_async(lambda: "started" in told)
         [held] = worker._holding.held.values()
         # The report of its end was not answered in time, and the extension of its lease found it gone.
-        held.ended = End.SUCCEEDED
+        held.attempt.ending = SUCCEEDED
         worker._holding.remove(held)
         worker._state.freed.clear()
         worker._trade.report_again([held])

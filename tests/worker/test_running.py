@@ -18,7 +18,8 @@ from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.orders import Orders
-from pgqueue.worker.run.runner import Pace, Runner
+from pgqueue.worker.run.pace import Pace
+from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.trade.exchange import Exchange, Reply
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database

@@ -15,7 +15,7 @@ import pytest
 
 from pgqueue import App, Job
 from pgqueue.worker.run.isolation import NAME
-from pgqueue.worker.run.runner import Pace
+from pgqueue.worker.run.pace import Pace
 from pgqueue.worker.run.turn import Turn
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database

@@ -16,7 +16,7 @@ from pgqueue.db.call import perform
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing.databases import uri
 from pgqueue.worker import Worker
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import End, Ending, Held
 from tests.calls import enqueue, value
 from tests.databases import Cloner
 from tests.facts import wait_until_async
@@ -118,9 +118,8 @@ async def test_a_claim_that_cannot_be_read_is_not_charged_to_the_end_beside_it(
     link = worker._links.first
     [row] = await link.perform(consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1))
     held = Held(row, 1e12)
-    held.result, held.ended = b'"done"', End.SUCCEEDED
     worker._holding.add(held)
-    worker._outbox.put(held)
+    worker._outbox.end(held, Ending(End.SUCCEEDED, result=b'"done"'))
     [bad, *_] = _unreadable(dsn)
     # In one statement: the claim fails as it is read, and the end with it.
     await worker._trade.claim(link, 1)

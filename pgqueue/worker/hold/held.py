@@ -1,4 +1,4 @@
-"""A held job, which this worker has reserved and not yet finished; and all jobs that a worker holds."""
+"""A held job, which this worker has reserved and not yet finished, what becomes of it, and all that a worker holds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from pgqueue._transaction import Stage
 from pgqueue.db.consume import JobRow
-from pgqueue.db.json import Unreadable, read_json, readable
-from pgqueue.errors import InvalidArgument
+from pgqueue.db.json import read_json
 from pgqueue.job import Job
-from pgqueue.tasks import Task
-from pgqueue.transaction import Stage
 
 T = TypeVar("T")
 
@@ -24,6 +22,8 @@ T = TypeVar("T")
 class End(Enum):
     """How an attempt ended."""
 
+    # Not yet.
+    OPEN = "open"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     RELEASED = "released"
@@ -58,7 +58,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     """The code's decision after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
 
     retry_in: timedelta | str | None = None
@@ -81,97 +81,91 @@ class _once(Generic[T]):
         return value
 
 
-class Held:
-    """A job that this worker has reserved and not yet finished. `row` is the row that the claim returned.
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended, and what is to be stored of that."""
 
-    `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
-    extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `stop` is None
-    while the handler may continue; `ask_to_stop` sets it.
-
-    A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
-    keys and runs the handler. The others are its `members` and share its end.
-
-    Most attributes are the same for most jobs, and are class attributes until they change: a job costs little to
-    create. So are `args` and `headers`, which are parsed when they are first read.
-    """
-
-    # Written with the claim; Leases alone writes the deadline after that.
-    payloads: dict[str, list[Any]] | None = None
-    members: Sequence[Held] = ()
-    leader: Held | None = None
-    # Written by Runner.
-    started: float | None = None
-    seconds: float | None = None
-    timer: asyncio.TimerHandle | None = None
-    delay: float = 0.0
-    # Written by Jobs.
-    job: Job | None = None
-    # Written by ask_to_stop.
-    stop: Stop | None = None
-    # Written by Handlers, while a handler runs and until it is known how it ended.
-    runner: asyncio.Task[Any] | None = None
-    context: contextvars.Context | None = None
-    outcome: tuple[object, BaseException | None] | None = None
-    # How the attempt ended: written by Handlers, or Runner where none ran, and then by those who store it, where that
-    # has another outcome.
-    ended: End | None = None
+    end: End
     error: dict[str, object] | None = None
     result: bytes | None = None
-    snooze: timedelta | str = ""
-    # Where it is throttled for that time: what of it (None: the default), and why.
-    throttle: tuple[str | None, str] | None = None
-    verdict: Verdict = Verdict()
+    decision: Decision = Decision()
+    # Whether the handler decided so, by a signal.
     signalled: bool = False
-    # Written by Trade and Reporter: how often the server did not take the end, while it answered other calls; and
-    # whether another session had locked the row then.
-    refused: int = 0
-    is_locked: bool = False
-
-    def __init__(self, row: JobRow, deadline: float, taken: float | None = None) -> None:
-        self.row = row
-        self.pair: tuple[int, int] = (row.id, row.reservation)
-        self.deadline = deadline
-        self.taken = time.monotonic() if taken is None else taken
-
-    @_once
-    def args(self) -> Any:
-        """The args of the job, or Unreadable."""
-        return read_json(self.row.args)
-
-    @_once
-    def headers(self) -> Any:
-        """The headers of the job, None without any, or Unreadable."""
-        return read_json(self.row.headers)
-
-    def ask_to_stop(self, stop: Stop) -> bool:
-        """Note that the handler is to stop. False: it was asked before, or the attempt has ended."""
-        if self.stop is not None or self.ended is not None:
-            return False
-        self.stop = stop
-        return True
-
-    @property
-    def timeout(self) -> float | None:
-        """How long the attempt may take, in seconds."""
-        return None if self.row.timeout is None else self.row.timeout.total_seconds()
+    # Where it is snoozed, for how long; where it is throttled for that time, what of it (None: the default), and why.
+    snooze: timedelta | str = ""
+    throttle: tuple[str | None, str] | None = None
+    # Where it is released, the seconds until another claim.
+    delay: float = 0.0
 
     @property
     def size(self) -> int:
-        """About how many bytes its end has: its result, or its error, which is short."""
+        """About how many bytes it has: its result, or its error, which is short."""
         if self.result is not None:
             return len(self.result)
         return 0 if self.error is None else sum(len(str(value)) for value in self.error.values())
 
-    @property
-    def is_started(self) -> bool:
-        """Whether the handler has begun."""
-        return (self.leader or self).started is not None
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether the handler completes the job itself: then its row may be gone, and that is no loss."""
-        job = (self.leader or self).job
-        return job is not None and job.stage is not Stage.OPEN
+OPEN = Ending(End.OPEN)
+SUCCEEDED = Ending(End.SUCCEEDED)
+RELEASED = Ending(End.RELEASED)
+SETTLED = Ending(End.SETTLED)
+SUSPENDED = Ending(End.SUSPENDED)
+UNREADABLE = Ending(
+    End.FAILED,
+    {"class": "Unreadable", "message": "its args, headers or names have bytes that cannot be read as UTF-8"},
+    decision=Decision(retry=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The args and payloads of a job as its task's codec reads them."""
+
+    args: Any
+    payloads: dict[str, list[Any]] | None
+
+
+class Attempt:
+    """What becomes of a held job. Each attribute has one writer, who is named above it.
+
+    `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
+    extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `stop` is None
+    while the handler may continue.
+
+    Most attributes are the same for most jobs, and are class attributes until they change: an attempt costs little to
+    create.
+    """
+
+    # Leases.
+    deadline: float
+    # Runner.
+    started: float | None = None
+    timer: asyncio.TimerHandle | None = None
+    # Jobs: the job as its handler sees it, once that has asked for it.
+    job: Job | None = None
+    # ask_to_stop.
+    stop: Stop | None = None
+    # Handlers, while a handler runs and until it is known how it ended.
+    runner: asyncio.Task[Any] | None = None
+    context: contextvars.Context | None = None
+    outcome: tuple[object, BaseException | None] | None = None
+    decoded: Decoded | None = None
+    # Outbox; and whether another session had locked the row when the end was to be stored.
+    ending: Ending = OPEN
+    seconds: float | None = None
+    is_locked: bool = False
+    # Trade: how often the server did not take the end, while it answered other calls.
+    refused: int = 0
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+
+    def ask_to_stop(self, stop: Stop) -> bool:
+        """Note that the handler is to stop. False: it was asked before, or the attempt has ended."""
+        if self.stop is not None or self.ending is not OPEN:
+            return False
+        self.stop = stop
+        return True
 
     @property
     def is_completed(self) -> bool:
@@ -183,20 +177,67 @@ class Held:
         """Whether the handler has given the job back until later, however it ends then."""
         return self.job is not None and self.job.is_suspended
 
+
+class Held:
+    """A job that this worker has reserved and not yet finished, as it was claimed: `row` is the row of the claim.
+
+    It does not change. What becomes of it is its `attempt`.
+
+    A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
+    keys and runs the handler. The others are its `members` and share its end.
+
+    `args` and `headers` are parsed when they are first read.
+    """
+
+    def __init__(
+        self,
+        row: JobRow,
+        deadline: float,
+        taken: float | None = None,
+        *,
+        payloads: dict[str, list[Any]] | None = None,
+        members: Sequence[Held] = (),
+        leader: Held | None = None,
+    ) -> None:
+        self.row: Final = row
+        self.pair: Final[tuple[int, int]] = (row.id, row.reservation)
+        self.taken: Final = time.monotonic() if taken is None else taken
+        self.payloads: Final = payloads
+        self.members: Final = members
+        self.leader: Final = leader
+        self.attempt: Final = Attempt(deadline)
+
+    @_once
+    def args(self) -> Any:
+        """The args of the job, or Unreadable."""
+        return read_json(self.row.args)
+
+    @_once
+    def headers(self) -> Any:
+        """The headers of the job, None without any, or Unreadable."""
+        return read_json(self.row.headers)
+
     @property
-    def end_of_return(self) -> End:
-        """How an attempt ends whose handler returns."""
-        if self.job is None:
-            # It has not even asked for it, as most have not.
-            return End.SUCCEEDED
-        if self.is_suspended:
-            return End.SUSPENDED
-        return End.SETTLED if self.is_completed else End.SUCCEEDED
+    def timeout(self) -> float | None:
+        """How long the attempt may take, in seconds."""
+        return None if self.row.timeout is None else self.row.timeout.total_seconds()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the handler has begun."""
+        return (self.leader or self).attempt.started is not None
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the handler completes the job itself: then its row may be gone, and that is no loss."""
+        job = (self.leader or self).attempt.job
+        return job is not None and job.stage is not Stage.OPEN
 
     @property
     def stores_result(self) -> bool:
         """Whether the result is to be stored."""
-        return self.row.store_result if self.job is None else self.job.stores_result
+        job = self.attempt.job
+        return self.row.store_result if job is None else job.stores_result
 
     def log_fields(self) -> dict[str, object]:
         """Return the fields that a JSON line of the log has for this job."""
@@ -248,21 +289,10 @@ def set_aside(rows: Sequence[JobRow], deadline: float) -> tuple[list[JobRow], li
     """
     unreadable = [row for row in rows if row.outcome == "unreadable"]
     spoilt = {(row.leader, row.key) for row in unreadable if row.leader is not None}
-    failed = []
-    for row in unreadable:
-        held = Held(row, deadline)
-        held.ended, held.verdict = End.FAILED, Verdict(retry=False)
-        held.error = {
-            "class": "Unreadable",
-            "message": "its args, headers or names have bytes that cannot be read as UTF-8",
-        }
-        failed.append(held)
     first = {(row.leader, row.key): row for row in reversed(rows) if (row.leader, row.key) in spoilt}
     put_back = [Held(row, deadline) for row in first.values() if row.outcome != "unreadable"]
-    for held in put_back:
-        held.ended = End.RELEASED
     left = [row for row in rows if row.outcome != "unreadable" and (row.leader, row.key) not in spoilt]
-    return left, failed, put_back
+    return left, [Held(row, deadline) for row in unreadable], put_back
 
 
 def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
@@ -271,64 +301,17 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
     Within a key the rows come by score, and the first of them holds the lease.
     """
     leaders: dict[int, Held] = {}
+    # By leader, what comes after it is added here.
+    payloads: dict[int, dict[str, list[Any]]] = {}
+    members: dict[int, list[Held]] = {}
     for row in rows:
         if row.leader is None:
             continue
-        key = row.key or ""
-        held = Held(row, deadline)
-        leader = leaders.get(row.leader)
-        if leader is None:
-            held.payloads = {key: [held.args]}
-            leaders[row.leader] = held
-        elif leader.payloads is not None and key in leader.payloads:
-            leader.payloads[key].append(held.args)
-        elif leader.payloads is not None:
-            leader.payloads[key] = [held.args]
-            leader.members = [*leader.members, held]
-            held.leader = leader
+        key, batch = row.key or "", row.leader
+        if batch not in leaders:
+            payloads[batch], members[batch] = {}, []
+            leaders[batch] = Held(row, deadline, payloads=payloads[batch], members=members[batch])
+        elif key not in payloads[batch]:
+            members[batch].append(Held(row, deadline, leader=leaders[batch]))
+        payloads[batch].setdefault(key, []).append(read_json(row.args))
     return list(leaders.values())
-
-
-def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
-
-    With a codec or types, the args and payloads of `held` are decoded from here on.
-    """
-    _require_readable(held)
-    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
-    if task.typed is not None or task.hooks.codec is not None:
-        payload = _decoded(held, task)
-    if task.payloads_parameter is not None:
-        # A job without a key, or one that an operator has run alone, is its own batch.
-        return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
-    if held.payloads is not None:
-        raise InvalidArgument(
-            f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
-            hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
-        )
-    return payload
-
-
-def _require_readable(held: Held) -> None:
-    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
-        return
-    if held.payloads is None:
-        values = [("args", held.args)]
-    else:
-        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
-    if held.row.headers is not None:
-        values.append(("headers", held.headers))
-    for what, value in values:
-        readable(value, what)
-
-
-def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    for each in (held, *held.members):
-        each.args = task.decode(each.args)
-    if held.payloads is None:
-        payload: dict[str, Any] = held.args
-        return payload if task.typed is None else task.typed.load(payload)
-    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
-    if task.typed is None:
-        return held.payloads
-    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}

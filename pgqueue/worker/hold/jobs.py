@@ -27,23 +27,24 @@ class Jobs:
     def of(self, held: Held) -> Job:
         """Return the job of an attempt."""
         with self._turn:
-            if held.job is None:
+            job = held.attempt.job
+            if job is None:
                 task = self._app.tasks.get(held.row.task)
-                held.job = _make_job(held, self._surroundings, None if task is None else task.hooks.codec)
-                held.job._state.is_sync = self._here and task is not None and not task.is_async
-        if held.stop is not None:
+                job = held.attempt.job = _make_job(held, self._surroundings, None if task is None else task.hooks.codec)
+                job._state.is_sync = self._here and task is not None and not task.is_async
+        if (stop := held.attempt.stop) is not None:
             # Asked to stop before there was a job to raise its flag.
-            held.job.cancelled.raise_it(held.stop.reason)
-        return held.job
+            job.cancelled.raise_it(stop.reason)
+        return job
 
 
 def _make_job(held: Held, surroundings: Surroundings, codec: Codec | None) -> Job:
     """Return the Job of an attempt. The results of its steps are written and read by `codec`."""
-    row = held.row
+    row, args = held.row, (held.attempt.decoded or held).args
     return Job(
         row.id,
         row.task,
-        {} if isinstance(held.args, Unreadable) else held.args,
+        {} if isinstance(args, Unreadable) else args,
         None if isinstance(held.headers, Unreadable) else held.headers,
         row.queue,
         row.key,
@@ -60,7 +61,8 @@ def _make_job(held: Held, surroundings: Surroundings, codec: Codec | None) -> Jo
 
 
 def _make_state(held: Held, surroundings: Surroundings, codec: Codec | None) -> Execution:
-    ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
+    timeout, started = held.timeout, held.attempt.started
+    ends_at = None if timeout is None or started is None else started + timeout
     state = Execution(surroundings, Flag(), ends_at, stores_result=held.row.store_result)
     state.others = [member.pair for member in held.members]
     if codec is not None:

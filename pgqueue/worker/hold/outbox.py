@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held
 from pgqueue.worker.process.state import State
 
 # Ends that one statement reports at most, and their bytes: a server takes some seconds for more.
@@ -50,11 +52,12 @@ class Ends:
 
     def add(self, held: Held) -> bool:
         """Add an end that waits; returns whether it is a large one."""
-        if held.result is None and held.error is None:
+        ending = held.attempt.ending
+        if ending.result is None and ending.error is None:
             # As most do.
             self._small.append(held)
             return False
-        size = held.size
+        size = ending.size
         self._bytes += size
         is_large = size > LARGE
         (self._large if is_large else self._small).append(held)
@@ -77,9 +80,9 @@ class Ends:
         batch: list[Held] = []
         total = 0
         while waiting and len(batch) < self._most:
-            held = waiting[0]
+            ending = waiting[0].attempt.ending
             # Most ends have none.
-            size = held.size if held.result is not None or held.error is not None else 0
+            size = ending.size if ending.result is not None or ending.error is not None else 0
             total += size
             if batch and total > _BYTES:
                 break
@@ -130,10 +133,19 @@ class Outbox:
         """Whether too many ends wait: the worker should claim nothing."""
         return self._ends.are_behind
 
+    def end(self, held: Held, ending: Ending) -> None:
+        """An attempt has ended so, and with it those of its members. One that has ended before was abandoned."""
+        for each in ended(held, ending):
+            self.put(each)
+
+    def correct(self, held: Held, ending: Ending) -> None:
+        """An end cannot be stored as it is: it is another one."""
+        held.attempt.ending = ending
+
     def put(self, held: Held) -> None:
         """Report the end of a job soon."""
-        end = held.ended
-        if (end is End.SUCCEEDED or end is End.FAILED) and not held.is_locked:
+        end = held.attempt.ending.end
+        if (end is End.SUCCEEDED or end is End.FAILED) and not held.attempt.is_locked:
             if self._ends.add(held):
                 self.large_came.set()
         elif end is End.SETTLED or end is End.SUSPENDED:
@@ -143,10 +155,18 @@ class Outbox:
         self.came.set()
         self._state.freed.set()
 
-    def give_back(self, held: Held) -> None:
-        """Release a job that cannot start here."""
-        held.ended = End.RELEASED
-        self.put(held)
+    def put_locked(self, held: Held, seconds: float) -> None:
+        """Another session has locked this job's row: report its end again, after this time and with what goes back."""
+        held.attempt.is_locked = True
+        asyncio.get_running_loop().call_later(seconds, self.put, held)
+
+    def give_back(self, held: Held, seconds: float = 0.0) -> None:
+        """Release a job that cannot start here, after this time."""
+        held.attempt.ending = RELEASED
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, self.put, held)
+        else:
+            self.put(held)
 
     def put_undecided(self, held: Held) -> None:
         """Add a failure on which the retry function of its task is to decide."""
@@ -161,6 +181,8 @@ class Outbox:
         """Take all that goes back."""
         taken = list(self._returns)
         self._returns.clear()
+        for held in taken:
+            held.attempt.is_locked = False
         return taken
 
     def take_settled(self) -> list[Held]:
@@ -179,3 +201,18 @@ class Outbox:
     def were_too_many(self, batch: Sequence[Held]) -> None:
         """The server did not accept this batch, so the next ones are smaller."""
         self._ends.were_too_many(batch)
+
+
+def ended(held: Held, ending: Ending) -> Sequence[Held]:
+    """Note how an attempt has ended; returns all that have ended with it, and none if it has ended before."""
+    attempt = held.attempt
+    if attempt.ending is not OPEN:
+        return ()
+    attempt.ending = ending
+    if attempt.started is not None:
+        attempt.seconds = time.monotonic() - attempt.started
+    for member in held.members:
+        # The result is the leader's.
+        member.attempt.ending = ending if ending.result is None else replace(ending, result=None)
+        member.attempt.seconds = attempt.seconds
+    return (held, *held.members)

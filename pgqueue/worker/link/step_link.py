@@ -29,6 +29,9 @@ class StepLink:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self.ask(call), self._loop).result()
 
+    def stored(self, step: str) -> None:
+        """A step was stored: nothing follows from that."""
+
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()

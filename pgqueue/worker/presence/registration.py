@@ -12,7 +12,8 @@ from pgqueue.db.call import Call
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import memory
-from pgqueue.worker.tell.counts import Counts, Entry, Trouble
+from pgqueue.worker.tell.counts import Entry, Trouble
+from pgqueue.worker.tell.tell import Counts
 
 # Entries that beat() takes at a time.
 _MOST = 1000

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from pgqueue.signals import as_interval
-from pgqueue.worker.hold.held import Verdict
+from pgqueue.worker.hold.held import Decision
 
 # Frames of the worker itself do not help the reader of a traceback.
 _OURS = os.path.dirname(os.path.dirname(__file__))
@@ -75,15 +75,15 @@ def _beginning(text: object) -> str:
     return whole if len(whole) <= _MESSAGE else f"{whole[:_MESSAGE]}..."
 
 
-def verdict(answer: object) -> Verdict:
+def decision(answer: object) -> Decision:
     """Convert the return value of a task's retry rule. Raises TypeError for an invalid one."""
     match answer:
         case None | True:
-            return Verdict()
+            return Decision()
         case False:
-            return Verdict(retry=False)
+            return Decision(retry=False)
         case str():
-            return Verdict(policy=answer)
+            return Decision(policy=answer)
         case int() | float() | timedelta():
-            return Verdict(retry_in=as_interval(answer))
+            return Decision(retry_in=as_interval(answer))
     raise TypeError(f"it returned {answer!r}; expected seconds, a timedelta, the name of a policy, False or None")

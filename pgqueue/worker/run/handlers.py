@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
 import sys
@@ -14,18 +13,19 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
-from pgqueue import forks
+from pgqueue import _forks
 from pgqueue.app import App
-from pgqueue.db.json import to_result
+from pgqueue.db.json import Unreadable, readable, to_result
+from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict, arguments
+from pgqueue.worker.hold.held import SETTLED, SUCCEEDED, SUSPENDED, Cause, Decision, Decoded, End, Ending, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
-from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
-from pgqueue.worker.run.isolation import NAME, Isolation, restore_thread
+from pgqueue.worker.run.failure import clean, clean_trace, decision, describe
+from pgqueue.worker.run.isolation import Isolation
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
 from pgqueue.worker.tell.tell import Tell
@@ -56,63 +56,37 @@ class Handlers:
         # Functions to call instead of a task's own, by the task's name.
         self.functions: dict[str, Callable[..., Any]] = {}
         self.raised: BaseException | None = None
+        self.threads = Threads(threads)
         self._app = app
         self._most = threads
         self._jobs = jobs
         self._tell = tell
         self._here = here
-        self._threads: Threads | None = None
         self._closed = False
         self._encoding = asyncio.Lock()
-        self._forks = forks.depth
+        self._forks = _forks.depth
 
     def start(self) -> None:
         """From now on each job starts in the present context."""
         self._isolation = Isolation(asyncio.get_running_loop())
-        self._forks = forks.depth
+        self._forks = _forks.depth
 
     @cached_property
     def _isolation(self) -> Isolation:
         return Isolation(asyncio.get_running_loop())
 
-    @property
-    def threads(self) -> Threads:
-        """The threads, made when they are first needed."""
-        if self._threads is None:
-            self._threads = Threads(self._most, asyncio.get_running_loop())
-        return self._threads
-
     def leave_loop(self) -> None:
         """Release the threads, which belong to the loop that ran: the next attempt may have another loop."""
-        if self._threads is not None:
-            self._threads.close()
-            self._threads = None
+        self.threads.close()
+        self.threads = Threads(self._most)
 
     def close(self) -> None:
         """Start nothing more. Threads that still run a handler continue until the process ends."""
         self._closed = True
-        if self._threads is not None:
-            self._threads.close()
+        self.threads.close()
 
-    def is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
-        """Return whether a sync handler needs nothing of the event loop until it ends."""
-        row = held.row
-        return not (
-            task.is_async
-            or task.typed is not None
-            or task.hooks.codec is not None
-            or task.payloads_parameter is not None
-            or held.payloads is not None
-            or held.stop is not None
-            or row.timeout is not None
-            or row.losses
-            or row.crashes
-            or self.around is not None
-            or (self._tell is not None and self._tell.events.is_on)
-        )
-
-    def run_plain(self, held: Held, task: Task[Any, Any]) -> Outcome | None:
-        """Run a plain handler in the calling thread. Returns None when it succeeded.
+    def run_plain(self, held: Held, task: Task[Any, Any]) -> Ending | Outcome:
+        """Run a plain handler in the calling thread. Returns how its attempt ended, when it returned.
 
         Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
         """
@@ -120,25 +94,26 @@ class Handlers:
         self.in_threads[ident] = held
         positions = [] if self.running_jobs is None else self.running_jobs.record([held.pair])
         context = self._isolation.context()
+        stored: bytes | None = None
         try:
             result = context.run(self._call_plain, held, task)
             if result is not None:
                 if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-                    held.context = context
+                    held.attempt.context = context
                     return result, None
                 if held.stores_result:
-                    held.result = to_result(task.dump_result(result))
+                    stored = to_result(task.dump_result(result))
         except BaseException as error:
-            held.context = context
+            held.attempt.context = context
             return None, error
         finally:
-            restore_thread()
+            _restore_thread()
             del self.in_threads[ident]
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-        return None
+        return _returned_ending(held, stored)
 
-    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> End:
+    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> Ending:
         """Run a handler to its end, or with `ran` only determine how it ended; returns that.
 
         The handler runs in a separate context and task. This code runs outside of both, where no handler reaches.
@@ -148,27 +123,18 @@ class Handlers:
         )
         try:
             if ran is None:
-                held.context = self._isolation.context()
+                held.attempt.context = self._isolation.context()
                 if task.is_async or self.around is not None:
                     ran = await self._in_task(held, self._call_on_loop(held, task))
             if ran is not None and ran[0] is None and ran[1] is None:
                 # It returned nothing, as most do.
-                return held.end_of_return
+                return _returned_ending(held)
             return await self._attempt(held, task, ran)
         finally:
             # It refers to this job.
-            held.context = None
+            held.attempt.context = None
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-
-    async def outlasting(self, result: asyncio.Future[T]) -> T:
-        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread continues."""
-        while True:
-            try:
-                return await asyncio.shield(result)
-            except asyncio.CancelledError:
-                if self._closed or result.cancelled():
-                    raise
 
     def job_of(self, held: Held) -> Job:
         """Return the job as handlers and middleware see it."""
@@ -183,12 +149,12 @@ class Handlers:
 
     def arguments_of(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
         """Return the arguments of the function, with the job for one that asks for it."""
-        given = arguments(held, task)
+        given = _arguments(held, task)
         return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
     async def in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
         """Make a call in a thread that is named after this job."""
-        return await self._start_in_thread(held, call)
+        return await self.threads.run(partial(contained, partial(self._named, held, call)))
 
     def describe(self, error: BaseException) -> dict[str, object]:
         """Return the stored form of an error: by the App's formatter, or class, message and traceback."""
@@ -218,13 +184,14 @@ class Handlers:
         try:
             return self._function(task)(**self.arguments_of(held, task))
         finally:
-            if forks.depth != self._forks:
-                forks.end_child(sys.exc_info()[1])
+            if _forks.depth != self._forks:
+                _forks.end_child(sys.exc_info()[1])
 
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
         return self.functions.get(task.name, task.function)
 
-    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> End:
+    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> Ending:
+        stored: bytes | None = None
         try:
             result, error = ran or await self._call_in_a_thread(held, task)
             if error is not None:
@@ -238,15 +205,16 @@ class Handlers:
                 if inspect.isgenerator(result) or inspect.isasyncgen(result):
                     raise TypeError("it returned a generator, of which nothing has run")
                 if held.stores_result:
-                    held.result = await self._encoded(held, task.dump_result(result))
+                    stored = await self._encoded(held, task.dump_result(result))
         except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
                 # The worker ends, not the job.
                 raise
-            if held.stop is None or held.is_completed or held.is_suspended:
+            stop = held.attempt.stop
+            if stop is None or held.attempt.is_completed or held.attempt.is_suspended:
                 # The handler's own: it awaited something that was cancelled.
                 return await self._failed(held, task, error)
-            return await self._interrupted(held, held.stop, task)
+            return await self._interrupted(held, stop, task)
         except NoThread:
             # The handler has not run, so no attempt failed.
             raise
@@ -255,14 +223,15 @@ class Handlers:
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, and the worker continues.
             return await self._failed(held, task, error)
-        return held.end_of_return
+        return _returned_ending(held, stored)
 
     async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
-        assert held.context is not None
+        context = held.attempt.context
+        assert context is not None
         # On the loop: hooks for events are called there.
-        held.context.run(self.enter, held)
-        call = partial(held.context.run, self._call_in_thread, held, task)
-        return await self.outlasting(self._start_in_thread(held, call))
+        context.run(self.enter, held)
+        call = partial(context.run, self._call_in_thread, held, task)
+        return await self.threads.outlast(partial(contained, partial(self._named, held, call)))
 
     async def _encoded(self, held: Held, result: object) -> bytes:
         if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
@@ -273,149 +242,122 @@ class Handlers:
                     return cast(bytes, await _returned(await self._plainly(held, partial(to_result, result))))
         return to_result(result)
 
-    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> End:
-        if held.is_suspended:
+    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> Ending:
+        if held.attempt.is_suspended:
             return self._raised_after_suspension(held, error)
-        held.error = _inside(held, partial(self.describe, error))
-        if held.is_completed:
+        described = _inside(held, partial(self.describe, error))
+        if held.attempt.is_completed:
             log.warning(
                 "%s was completed by its own transaction, and its handler failed after that: %s: %s",
                 held,
-                held.error.get("class"),
-                held.error.get("message"),
+                described.get("class"),
+                described.get("message"),
             )
-            return End.SETTLED
-        await self._judge(held, task, error)
-        return End.FAILED
+            return Ending(End.SETTLED, described)
+        return await self._judged(held, task, error, described)
 
-    def _raised_after_suspension(self, held: Held, error: BaseException) -> End:
+    def _raised_after_suspension(self, held: Held, error: BaseException) -> Ending:
         # A task group hands on what each of its branches raised.
         others = error.split(Suspended)[1] if isinstance(error, BaseExceptionGroup) else error
         if others is not None and not isinstance(others, Suspended):
             log.warning("%s was given back until later, and its handler raised %r besides", held, others)
-        return End.SUSPENDED
+        return SUSPENDED
 
-    async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+    async def _judged(
+        self, held: Held, task: Task[Any, Any], error: BaseException, described: dict[str, object]
+    ) -> Ending:
         """Ask the task's rule what to do after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
-            held.verdict = Verdict(retry=False)
-        elif rule is not None:
-            ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
-            try:
-                held.verdict = verdict(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
-            except BaseException as broken:
-                if self._closed:
-                    raise
-                why = describe(broken)
-                broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
-                held.error = {**(held.error or {}), "policy_error": broken_rule}
-                log.error("%s: %s; its retry policy decides", held, broken_rule)
+            return Ending(End.FAILED, described, decision=Decision(retry=False))
+        if rule is None:
+            return Ending(End.FAILED, described)
+        ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
+        try:
+            decided = decision(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
+            return Ending(End.FAILED, described, decision=decided)
+        except BaseException as broken:
+            if self._closed:
+                raise
+            why = describe(broken)
+            broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
+            log.error("%s: %s; its retry policy decides", held, broken_rule)
+            return Ending(End.FAILED, {**described, "policy_error": broken_rule})
 
-    def _signalled(self, held: Held, signal: Signal) -> End:
-        if held.is_suspended:
+    def _signalled(self, held: Held, signal: Signal) -> Ending:
+        if held.attempt.is_suspended:
             return self._raised_after_suspension(held, signal)
-        if held.is_completed:
+        if held.attempt.is_completed:
             log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
-            return End.SETTLED
-        held.signalled = True
-        if isinstance(signal, Snooze):
-            held.snooze = signal.delay
-            return End.SNOOZED
-        if isinstance(signal, Throttled):
-            held.snooze, held.throttle = signal.after, (signal.of, clean(str(signal)))
-            return End.SNOOZED
+            return SETTLED
+        decided = Decision()
         match signal:
+            case Snooze():
+                return Ending(End.SNOOZED, signalled=True, snooze=signal.delay)
+            case Throttled():
+                throttle = (signal.of, clean(str(signal)))
+                return Ending(End.SNOOZED, signalled=True, snooze=signal.after, throttle=throttle)
             case Retry():
-                held.verdict = Verdict(retry_in=signal.after)
+                decided = Decision(retry_in=signal.after)
             case Discard():
-                held.verdict = Verdict(retry=False)
+                decided = Decision(retry=False)
             case Cancel():
-                held.verdict = Verdict(cancel=True)
-        held.error = {"class": type(signal).__name__, "message": clean(str(signal))}
-        return End.FAILED
+                decided = Decision(cancel=True)
+        described: dict[str, object] = {"class": type(signal).__name__, "message": clean(str(signal))}
+        return Ending(End.FAILED, described, decision=decided, signalled=True)
 
-    async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> End:
-        if stop.end is End.FAILED:
-            held.error = stop.error
-            if stop.cause is Cause.TIMEOUT:
-                await self._judge(held, task, TimeoutError(stop.reason))
-        return stop.end
+    async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> Ending:
+        if stop.end is not End.FAILED:
+            return Ending(stop.end)
+        if stop.cause is Cause.TIMEOUT:
+            return await self._judged(held, task, TimeoutError(stop.reason), stop.error)
+        return Ending(End.FAILED, stop.error)
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
-        """Run one of the two below in its own task.
-
-        Timers that cancel the task, timeouts that were not closed, and its done callbacks end with it.
-        """
-        assert held.context is not None
-        isolation = self._isolation
-        if not self.in_tasks:
-            isolation.note_loop()
-        runner = self._start(coroutine, held.context)
-        if not runner.done():
-            try:
-                await runner
-            except asyncio.CancelledError as cancelled:
-                # A handler that cancels its own task, and then returns, has returned.
-                held.outcome = held.outcome or (None, cancelled)
+        """Run one of the two below in its own task."""
+        assert held.attempt.context is not None
+        runner, cancelled = await self._isolation.run(coroutine, held.attempt.context)
         self.in_tasks.pop(runner, None)
-        isolation.restore_loop()
-        outcome = held.outcome or (None, asyncio.CancelledError())
-        held.runner = held.outcome = None
+        # A handler that cancels its own task, and then returns, has returned.
+        outcome = held.attempt.outcome or (None, cancelled or asyncio.CancelledError())
+        held.attempt.runner = held.attempt.outcome = None
         return outcome
-
-    def _start(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> asyncio.Task[None]:
-        """Run a coroutine in its own task, at once until it first waits: so a quick one costs no turn of the loop."""
-        loop = self._isolation.loop
-        if sys.version_info >= (3, 12):
-            return asyncio.Task(coroutine, loop=loop, name=NAME, context=context, eager_start=True)
-        task, first_step = self._isolation.make_task(coroutine, context)
-        caller = asyncio.current_task(loop)
-        assert caller is not None
-        asyncio._leave_task(loop, caller)
-        try:
-            context.run(first_step)
-        finally:
-            asyncio._enter_task(loop, caller)
-        return task
 
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
         self._started_task(held)
         try:
             self.enter(held)
             if self.around is None:
-                held.outcome = await self._function(task)(**self.arguments_of(held, task)), None
+                held.attempt.outcome = await self._function(task)(**self.arguments_of(held, task)), None
                 return
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
                 call = partial(self._function(task), **self.arguments_of(held, task))
             in_thread, set_runner = partial(self.in_thread, held), partial(_set_runner, held)
-            held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
+            job = self.job_of(held)
+            held.attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, set_runner), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
-            held.outcome = None, error
+            held.attempt.outcome = None, error
         finally:
-            if forks.depth != self._forks:
-                forks.end_child(None if held.outcome is None else held.outcome[1])
+            if _forks.depth != self._forks:
+                _forks.end_child(None if held.attempt.outcome is None else held.attempt.outcome[1])
 
     async def _await(self, held: Held, result: Awaitable[object]) -> None:
         self._started_task(held)
         try:
-            held.outcome = await result, None
+            held.attempt.outcome = await result, None
         except BaseException as error:
-            held.outcome = None, error
+            held.attempt.outcome = None, error
 
     def _started_task(self, held: Held) -> None:
         me = asyncio.current_task(self._isolation.loop)
         assert me is not None
         self.in_tasks[me] = held
-        held.runner = me
+        held.attempt.runner = me
 
     async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call) if self._here else await self.in_thread(held, call)
-
-    def _start_in_thread(self, held: Held, call: Callable[[], object]) -> asyncio.Future[Outcome]:
-        return self.threads.run(partial(contained, partial(self._named, held, call)))
 
     def _named(self, held: Held, call: Callable[[], object]) -> object:
         ident = threading.get_ident()
@@ -423,8 +365,19 @@ class Handlers:
         try:
             return call()
         finally:
-            restore_thread()
+            _restore_thread()
             del self.in_threads[ident]
+
+
+def _returned_ending(held: Held, result: bytes | None = None) -> Ending:
+    """Return how an attempt ended whose handler has returned."""
+    attempt = held.attempt
+    # Most have not even asked for their job.
+    if attempt.job is not None and attempt.is_suspended:
+        return SUSPENDED
+    if attempt.job is not None and attempt.is_completed:
+        return SETTLED
+    return SUCCEEDED if result is None else Ending(End.SUCCEEDED, result=result)
 
 
 def _check_lease(held: Held) -> None:
@@ -432,18 +385,20 @@ def _check_lease(held: Held) -> None:
 
     For a thread, when the system gives this process fewer than it has slots; or for its turn.
     """
-    if held.stop is not None or held.deadline < time.monotonic():
-        held.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
+    attempt = held.attempt
+    if attempt.stop is not None or attempt.deadline < time.monotonic():
+        attempt.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
         raise Interrupted("its lease ended before it started")
 
 
 def _inside(held: Held, call: Callable[[], T]) -> T:
     """Make a call in a copy of the job's context: what the handler has set there describes its error."""
-    return call() if held.context is None else held.context.copy().run(call)
+    context = held.attempt.context
+    return call() if context is None else context.copy().run(call)
 
 
 def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.runner = runner
+    held.attempt.runner = runner
 
 
 async def _raised(error: BaseException) -> None:
@@ -456,3 +411,59 @@ async def _returned(outcome: Outcome) -> object:
     if error is not None:
         raise error
     return result
+
+
+def _arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
+
+    With a codec or types, the attempt of `held` has what it decodes from here on.
+    """
+    _require_readable(held)
+    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
+    if task.typed is not None or task.hooks.codec is not None:
+        payload = _decoded(held, task)
+    if task.payloads_parameter is not None:
+        # A job without a key, or one that an operator has run alone, is its own batch.
+        return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
+    if held.payloads is not None:
+        raise InvalidArgument(
+            f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
+            hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
+        )
+    return payload
+
+
+def _require_readable(held: Held) -> None:
+    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
+        return
+    if held.payloads is None:
+        values = [("args", held.args)]
+    else:
+        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+    if held.row.headers is not None:
+        values.append(("headers", held.headers))
+    for what, value in values:
+        readable(value, what)
+
+
+def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    for each in held.members:
+        each.attempt.decoded = Decoded(task.decode(each.args), None)
+    payload: dict[str, Any] = task.decode(held.args)
+    payloads: dict[str, list[Any]] | None = None
+    if held.payloads is not None:
+        payloads = {key: [task.decode(each) for each in several] for key, several in held.payloads.items()}
+    held.attempt.decoded = Decoded(payload, payloads)
+    if task.typed is None:
+        return payload if payloads is None else payloads
+    if payloads is None:
+        return task.typed.load(payload)
+    return {key: [task.typed.load(each) for each in several] for key, several in payloads.items()}
+
+
+def _restore_thread() -> None:
+    """Undo what a sync handler has set on its thread: the tasks of an event loop would run on in the next job's."""
+    try:  # noqa: SIM105 - suppress() costs more than the call.
+        asyncio.set_event_loop(None)
+    except RuntimeError:
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import decimal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ class Isolation:
         self.loop = loop
         self._on_exception: Any = None
         self._task_factory: Any = None
+        # Tasks of jobs that have not ended.
+        self._running = 0
         self._call_soon = loop.call_soon
         # While a task is made, its context, and then its first step.
         self._starting: contextvars.Context | None = None
@@ -38,18 +41,54 @@ class Isolation:
             context.run(decimal.setcontext, self._numbers.copy())
         return context
 
-    def note_loop(self) -> None:
-        """Note the settings of the loop. To be called while no handler runs that could have changed them."""
-        self._on_exception, self._task_factory = self.loop.get_exception_handler(), self.loop.get_task_factory()
+    async def run(
+        self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
+    ) -> tuple[asyncio.Task[None], asyncio.CancelledError | None]:
+        """Run a coroutine in its own task, and undo what it leaves on the loop; returns the task, when it has ended.
 
-    def restore_loop(self) -> None:
+        With it end timers that cancel it, timeouts that were not closed, and its done callbacks. A cancellation, of the
+        task or of what waits for it here, is returned.
+        """
+        if not self._running:
+            # While no handler runs that could have changed them.
+            self._on_exception, self._task_factory = self.loop.get_exception_handler(), self.loop.get_task_factory()
+        self._running += 1
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            task = self._start(coroutine, context)
+            if not task.done():
+                try:
+                    await task
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        finally:
+            self._running -= 1
+        self._restore_loop()
+        return task, cancelled
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> asyncio.Task[None]:
+        """Run a coroutine in its own task, at once until it first waits: so a quick one costs no turn of the loop."""
+        loop = self.loop
+        if sys.version_info >= (3, 12):
+            return asyncio.Task(coroutine, loop=loop, name=NAME, context=context, eager_start=True)
+        task, first_step = self._make_task(coroutine, context)
+        caller = asyncio.current_task(loop)
+        assert caller is not None
+        asyncio._leave_task(loop, caller)
+        try:
+            context.run(first_step)
+        finally:
+            asyncio._enter_task(loop, caller)
+        return task
+
+    def _restore_loop(self) -> None:
         """Undo what a handler has set on the loop."""
         if self.loop.get_exception_handler() is not self._on_exception:
             self.loop.set_exception_handler(self._on_exception)
         if self.loop.get_task_factory() is not self._task_factory:
             self.loop.set_task_factory(self._task_factory)
 
-    def make_task(
+    def _make_task(
         self, coroutine: Coroutine[Any, Any, T], context: contextvars.Context
     ) -> tuple[asyncio.Task[T], Callable[[], object]]:
         """Return a task, and its first step: the caller makes it, in `context` and while no task is current.
@@ -101,11 +140,3 @@ def _without_numbers(context: contextvars.Context) -> tuple[contextvars.Context,
         else:
             base.run(variable.set, value)
     return base, None if repr(numbers) == repr(decimal.DefaultContext) else numbers
-
-
-def restore_thread() -> None:
-    """Undo what a sync handler has set on its thread: the tasks of an event loop would run on in the next job's."""
-    try:  # noqa: SIM105 - suppress() costs more than the call.
-        asyncio.set_event_loop(None)
-    except RuntimeError:
-        pass

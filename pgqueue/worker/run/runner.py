@@ -13,12 +13,13 @@ from typing import Any, cast
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import Cause, End, Held, Stop
+from pgqueue.worker.hold.held import OPEN, RELEASED, Cause, End, Ending, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.pace import Pace
 from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.run.taken import Running, Waiting
 from pgqueue.worker.run.threads import NoThread, Outcome
@@ -30,19 +31,9 @@ log = logging.getLogger("pgqueue.worker")
 # For this time in seconds a thread takes the next job by itself.
 _TURN_OF_THREAD = 0.05
 
-# Over this time, in seconds, jobs are counted: they determine the size of the buffer.
-_SPAN = 0.1
-# With 1,000 a worker drains 11 percent less: larger claims cost the server less for each job, and it has work on both
-# connections. 3,000 are no faster.
-_MOST = 2000
-
 # How many slots are woken when jobs come, and how many each of these wakes when it has taken one and others wait. One
 # slot runs quick handlers one after the other, until its turn of the loop is over; where handlers wait, all run soon.
 _WOKEN, _WAKES = 16, 4
-
-# More jobs than this in one span: a stream, and not single ones. Then polls cost less than a NOTIFY for each job, and
-# commits with a NOTIFY, which wait for each other, are spared.
-_BUSY = 30
 
 
 class Runner:
@@ -78,6 +69,7 @@ class Runner:
         self._slots = slots
         self._outbox = outbox
         self._link = link
+        self._tell = tell
         self._coroutines: set[asyncio.Task[None]] = set()
         # Coroutines that wait for a job, or for a turn of the loop.
         self._sleeping: deque[asyncio.Future[None]] = deque()
@@ -146,22 +138,20 @@ class Runner:
 
     def stop(self, held: Held, stop: Stop) -> None:
         """Ask a handler to stop. An async one is cancelled, one in a thread has to check."""
-        if not held.ask_to_stop(stop):
+        if not held.attempt.ask_to_stop(stop):
             return
         if held.leader is not None:
             # The batch stops for all of its keys: the ones still held are given back.
             self.stop(held.leader, Stop(End.RELEASED, stop.reason))
-        if held.job is not None:
-            held.job.cancelled.raise_it(stop.reason)
-        if held.runner is not None:
-            held.runner.cancel()
+        if held.attempt.job is not None:
+            held.attempt.job.cancelled.raise_it(stop.reason)
+        if held.attempt.runner is not None:
+            held.attempt.runner.cancel()
 
     def abandon(self, held: Held, stop: Stop) -> None:
         """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""
         self.busy.discard(held)
-        if held.ended is None:
-            held.error = stop.error
-            self._end(held, stop.end)
+        self._outbox.end(held, Ending(stop.end, stop.error))
 
     def give_back_unstarted(self, age: float = 0.0, only: Container[int] | None = None) -> int:
         """End the jobs that were not started within `age` seconds as released; returns how many those are.
@@ -254,7 +244,7 @@ class Runner:
             task = self._startable(held, now)
             if task is None:
                 continue
-            if self.handlers.is_plain(held, task):
+            if self._is_plain(held, task):
                 await self._run_in_threads(held, task)
             else:
                 await self._run_one(held, task, now)
@@ -267,18 +257,16 @@ class Runner:
     def _startable(self, held: Held, now: float) -> Task[Any, Any] | None:
         """Return the task of a job that may start now; None when the job was given back instead."""
         task = self._app.tasks.get(held.row.task)
-        if held.stop is not None:
-            self._end(held, held.stop.end)
-        elif held.deadline < now:
+        if held.attempt.stop is not None:
+            self._outbox.end(held, Ending(held.attempt.stop.end))
+        elif held.attempt.deadline < now:
             # The process stood still, or no extension came through: another worker may hold it by now.
             log.debug("%s was not started within its lease and is given back", held)
-            self._end(held, End.RELEASED)
+            self._outbox.end(held, RELEASED)
         elif task is None:
-            held.delay = 10.0
-            self._end(held, End.RELEASED)
+            self._outbox.end(held, Ending(End.RELEASED, delay=10.0))
         elif self._quarantined is not None and _has_crashed(held):
-            held.delay = uniform(1.0, 3.0)
-            self._end(held, End.RELEASED)
+            self._outbox.end(held, Ending(End.RELEASED, delay=uniform(1.0, 3.0)))
         else:
             return task
         return None
@@ -293,20 +281,20 @@ class Runner:
             if not is_watched or await self._may_start(held):
                 if is_watched:
                     started = time.monotonic()
-                held.started = started
+                held.attempt.started = started
                 if row.timeout is not None:
-                    held.timer = asyncio.get_running_loop().call_later(
+                    held.attempt.timer = asyncio.get_running_loop().call_later(
                         row.timeout.total_seconds(), self._timed_out, held
                     )
-                self._end(held, await self.handlers.run(held, task))
+                self._outbox.end(held, await self.handlers.run(held, task))
         except BaseException as error:
             # Also its cancellation, by code of a handler that cancels all asyncio tasks.
             if self._closed:
                 raise
             self._not_run(held, error)
         finally:
-            if held.timer is not None:
-                held.timer.cancel()
+            if held.attempt.timer is not None:
+                held.attempt.timer.cancel()
             if self._quarantined is held:
                 self._quarantined = None
             self.busy.discard(held)
@@ -318,9 +306,7 @@ class Runner:
         if not isinstance(error, NoThread):
             # This is logged once, because it affects every sync job.
             log.error("%s could not be run and is given back", held, exc_info=error)
-        held.error = self.handlers.describe(error)
-        held.delay = 10.0
-        self._end(held, End.RELEASED)
+        self._outbox.end(held, Ending(End.RELEASED, self.handlers.describe(error), delay=10.0))
 
     async def _may_start(self, held: Held) -> bool:
         """Report the start of a job that was lost or crashed before: so it counts if it kills this process at once.
@@ -328,24 +314,40 @@ class Runner:
         All members of a batch, for they share its end.
         """
         lost = await self._link.perform(consume.started([each.pair for each in (held, *held.members)]))
-        if lost or held.deadline < time.monotonic():
+        if lost or held.attempt.deadline < time.monotonic():
             self.stop(held, Stop(End.RELEASED, "its lease was lost before it started"))
-        if held.stop is not None:
-            self._end(held, held.stop.end)
+        if held.attempt.stop is not None:
+            self._outbox.end(held, Ending(held.attempt.stop.end))
             return False
         return True
 
     def _timed_out(self, held: Held) -> None:
-        if held.stop is None and held.ended is None:
+        if held.attempt.stop is None and held.attempt.ending is OPEN:
             log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
         self.stop(held, Stop(End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", Cause.TIMEOUT))
+
+    def _is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
+        """Return whether a sync handler needs nothing of the event loop until it ends."""
+        row = held.row
+        return not (
+            task.is_async
+            or task.typed is not None
+            or task.hooks.codec is not None
+            or task.payloads_parameter is not None
+            or held.payloads is not None
+            or held.attempt.stop is not None
+            or row.timeout is not None
+            or row.losses
+            or row.crashes
+            or self.handlers.around is not None
+            or self._tell.events.is_on
+        )
 
     async def _run_in_threads(self, held: Held, task: Task[Any, Any]) -> None:
         # Already here: until a thread begins, its slot would count as free.
         self.busy.add(held)
         try:
-            ran = self.handlers.threads.run(partial(self._run_plain_jobs, held, task))
-            odd = await self.handlers.outlasting(ran)
+            odd = await self.handlers.threads.outlast(partial(self._run_plain_jobs, held, task))
         except NoThread as error:
             self.busy.discard(held)
             self._not_run(held, error)
@@ -354,7 +356,7 @@ class Runner:
             return
         held, task, outcome = odd
         try:
-            self._end(held, await self.handlers.run(held, task, outcome))
+            self._outbox.end(held, await self.handlers.run(held, task, outcome))
         except BaseException as error:
             if self._closed:
                 raise
@@ -362,7 +364,7 @@ class Runner:
         finally:
             self.busy.discard(held)
             now = time.monotonic()
-            self._pace.ran(now - (held.started or now), now)
+            self._pace.ran(now - (held.attempt.started or now), now)
 
     def _run_plain_jobs(self, held: Held, task: Task[Any, Any]) -> tuple[Held, Task[Any, Any], Outcome] | None:
         """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
@@ -374,42 +376,24 @@ class Runner:
         turn_ends = time.monotonic() + _TURN_OF_THREAD
         while True:
             self.busy.add(held)
-            held.started = started = time.monotonic()
+            held.attempt.started = started = time.monotonic()
             ran = handlers.run_plain(held, task)
-            if ran is not None:
+            if not isinstance(ran, Ending):
                 return held, task, ran
             self.busy.discard(held)
             now = time.monotonic()
-            threads.report(partial(self._ended_in_thread, held, now - started, now))
+            # On the loop, where the attempt may have been abandoned meanwhile.
+            threads.report(partial(self._pace.ran, now - started, now), partial(self._outbox.end, held, ran))
             if now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
                 return None
             following = self.waiting.next()
             if following is None:
                 return None
             known = self._app.tasks.get(following.row.task)
-            if known is None or following.deadline < now or not handlers.is_plain(following, known):
+            if known is None or following.attempt.deadline < now or not self._is_plain(following, known):
                 self.waiting.appendleft(following)
                 return None
             held, task = following, known
-
-    def _ended_in_thread(self, held: Held, seconds: float, now: float) -> None:
-        self._pace.ran(seconds, now)
-        self._end(held, held.end_of_return)
-
-    def _end(self, held: Held, end: End) -> None:
-        if held.ended is not None:
-            # Abandoned.
-            return
-        held.ended = end
-        if held.started is not None:
-            held.seconds = time.monotonic() - held.started
-        self._outbox.put(held)
-        for member in held.members:
-            member.ended = end
-            member.error, member.delay, member.snooze = held.error, held.delay, held.snooze
-            member.throttle = held.throttle
-            member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
-            self._outbox.put(member)
 
 
 def _has_crashed(held: Held) -> bool:
@@ -420,43 +404,3 @@ def _has_crashed(held: Held) -> bool:
 def _was_lost(held: Held) -> bool:
     """Return whether a job, or another one of its batch, was lost before."""
     return bool(held.row.losses or (held.members and any(each.row.losses for each in held.members)))
-
-
-class Pace:
-    """Counts the jobs of the last 100 ms. Most of the time it only adds one to a number."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._now = 0
-        self._before = 0
-        self._ran = 0
-        self._mean = 0.0
-
-    def ran(self, seconds: float, now: float) -> None:
-        """Count a job that ran for `seconds` and ended `now`."""
-        if now - self._since >= _SPAN:
-            self._roll(now)
-        self._now += 1
-        self._ran += 1
-        # The first few count in full, because ten slow jobs would look like quick ones.
-        self._mean += (seconds - self._mean) / min(self._ran, 16)
-
-    def buffer(self) -> int:
-        """Return how many jobs to hold beyond the free slots: none for handlers over 100 ms on average."""
-        return 0 if self._mean > _SPAN else min(self.last(), _MOST)
-
-    def is_busy(self) -> bool:
-        """Return whether more than thirty jobs were run in the last 100 ms."""
-        return self.last() > _BUSY
-
-    def last(self) -> int:
-        """Return the jobs of the last 100 ms, to within one such span."""
-        self._roll(time.monotonic())
-        return max(self._now, self._before)
-
-    def _roll(self, now: float) -> None:
-        passed = now - self._since
-        if passed >= _SPAN:
-            self._before = self._now if passed < 2 * _SPAN else 0
-            self._now = 0
-            self._since = now

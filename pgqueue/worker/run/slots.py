@@ -110,6 +110,15 @@ class Slots:
             if member.concurrency != max(1, number):
                 member.concurrency = max(1, number)
 
+    def answered(self, is_short: bool) -> None:
+        """A claim was answered, maybe with fewer jobs than it asked for: until now its slots counted as used.
+
+        Another claim may have been sized meanwhile.
+        """
+        self.settle()
+        if is_short:
+            self.freed()
+
     def freed(self) -> None:
         """A slot has become free: members that want one claim again."""
         for member in self._members:

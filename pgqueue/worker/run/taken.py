@@ -52,12 +52,14 @@ class Running(set[Held]):
         return [
             held
             for held in list(self)
-            if held.timeout is not None and held.started is not None and now > held.started + held.timeout + grace
+            if held.timeout is not None
+            and (started := held.attempt.started) is not None
+            and now > started + held.timeout + grace
         ]
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
         """Name the task whose handler is this asyncio task, or all running async ones if it is none of ours."""
-        on_loop = [held for held in list(self) if held.runner is not None]
-        return list({f"task {held.row.task}" for held in on_loop if held.runner is current}) or list(
+        on_loop = [held for held in list(self) if held.attempt.runner is not None]
+        return list({f"task {held.row.task}" for held in on_loop if held.attempt.runner is current}) or list(
             {f"task {held.row.task}" for held in on_loop}
         )

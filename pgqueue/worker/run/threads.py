@@ -22,7 +22,7 @@ class NoThread(Exception):
 
 
 class Threads:
-    """At most `most` threads, made when they are needed, that share one queue of calls.
+    """At most `most` threads of one event loop, made when they are needed, that share one queue of calls.
 
     A call that is handed over costs an append. One thread at a time is woken; it wakes another one when it finds more
     than it can take, so quick calls are made by one of them, and slow ones by many. Results go back to the loop the
@@ -30,9 +30,10 @@ class Threads:
     a lock, a condition and a system call.
     """
 
-    def __init__(self, most: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._loop = loop
+        # The one that first asks for a call.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self._reports: deque[Callable[[], None]] = deque()
         self._is_called = False
@@ -51,6 +52,8 @@ class Threads:
 
         Raises NoThread when the system gives this process no thread at all. While it has some, calls wait for those.
         """
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.append((future, call))
         if not self._is_waking:
@@ -60,14 +63,27 @@ class Threads:
                 raise NoThread(f"no thread can be started: {self._refused}")
         return future
 
-    def report(self, report: Callable[[], None]) -> None:
-        """From a thread: have the loop call this soon."""
-        self._reports.append(report)
+    async def outlast(self, call: Callable[[], T]) -> T:
+        """Have a thread make this call, and await its result, also when code of a handler cancels all asyncio tasks.
+
+        The thread continues.
+        """
+        result = self.run(call)
+        while True:
+            try:
+                return await asyncio.shield(result)
+            except asyncio.CancelledError:
+                if self._closed or result.cancelled():
+                    raise
+
+    def report(self, *reports: Callable[[], None]) -> None:
+        """From a thread: have the loop make these calls soon."""
+        self._reports.extend(reports)
         # In this order: the reader lowers the flag before it empties the queue.
         if not self._is_called:
             self._is_called = True
             # A closed loop waits for no result.
-            if not self._loop.is_closed():
+            if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._hear)
 
     def close(self) -> None:

@@ -76,8 +76,8 @@ class Events:
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         """Report an event of a job."""
         if self.is_on:
-            row = held.row
-            self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, held.seconds))
+            row, seconds = held.row, held.attempt.seconds
+            self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, seconds))
 
     def reserved(self, jobs: int) -> None:
         """Report that jobs were reserved, by their number."""
@@ -102,9 +102,10 @@ class Events:
 
 def dead_of(job: Job, held: Held) -> Dead:
     """Return the argument of the hooks for dead jobs."""
-    payloads = [held.args]
+    payloads = [(held.attempt.decoded or held).args]
     if held.payloads is not None or held.leader is not None:
         # In a batch the first payload of the key is dead and the others continue; if discarded, all are dead.
-        every = ((held.leader or held).payloads or {}).get(held.row.key or "", payloads)
-        payloads = every[:1] if held.verdict.retry else list(every)
-    return Dead(job, dict(held.error or {}), payloads)
+        leader = held.leader or held
+        every = ((leader.attempt.decoded or leader).payloads or {}).get(held.row.key or "", payloads)
+        payloads = every[:1] if held.attempt.ending.decision.retry else list(every)
+    return Dead(job, dict(held.attempt.ending.error or {}), payloads)

@@ -49,6 +49,10 @@ class JobLog:
         self._failures: dict[int, tuple[Held, str]] = {}
         self._asking: asyncio.Task[None] | None = None
 
+    def started(self, held: Held) -> None:
+        """The handler of this job starts. Asked for at debug alone: it costs a line for each job."""
+        _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
+
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
         self._catch_up(batch)
@@ -61,13 +65,13 @@ class JobLog:
         names = [held.row.task for held in batch]
         self._succeeded.update(names)
         for name, held in zip(names, batch, strict=True):
-            self._seconds[name] += held.seconds or 0.0
+            self._seconds[name] += held.attempt.seconds or 0.0
 
     def failed(self, held: Held, state: str) -> None:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
         self._catch_up([held])
         _keep_on()
-        level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
+        level = logging.INFO if held.attempt.ending.signalled else logging.ERROR if state == "dead" else logging.WARNING
         if not log.isEnabledFor(level):
             return
         if not self._has_a_line_each(1):
@@ -165,15 +169,9 @@ def _keep_on() -> None:
         logs.switch_on()
 
 
-def started(held: Held) -> None:
-    """The handler of this job starts. At debug, for it costs a line for each job."""
-    if log.isEnabledFor(logging.DEBUG):
-        _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
-
-
 def _write_failure(held: Held, state: str, at: datetime | None, overrides: Sequence[str]) -> None:
     """Write the line of a failed attempt: when the job runs again, and which options an operator has set."""
-    level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
+    level = logging.INFO if held.attempt.ending.signalled else logging.ERROR if state == "dead" else logging.WARNING
     parts = [f"{'failed' if state == 'failed' else f'is {state} after'} {_attempt(held)} in {_seconds(held)}"]
     fields: dict[str, object] = {"state": state}
     if at is not None:
@@ -187,17 +185,17 @@ def _write_failure(held: Held, state: str, at: datetime | None, overrides: Seque
 
 def _write(level: int, held: Held, what: str, fields: Mapping[str, object]) -> None:
     extra = {**held.row.log_fields(), **fields}
-    if held.seconds is not None:
-        extra["seconds"] = round(held.seconds, 6)
+    if held.attempt.seconds is not None:
+        extra["seconds"] = round(held.attempt.seconds, 6)
     message = f"{held.row.task}[{held.row.id}] {what}"
     record = log.makeRecord(log.name, level, __file__, 0, message, (), None, extra=extra)
     # As formatters of logging show an exception: below the message, or in its own field.
-    record.exc_text = str((held.error or {}).get("traceback") or "").rstrip() or None
+    record.exc_text = str((held.attempt.ending.error or {}).get("traceback") or "").rstrip() or None
     log.handle(record)
 
 
 def _seconds(held: Held) -> str:
-    return f"{held.seconds or 0.0:.3f} s"
+    return f"{held.attempt.seconds or 0.0:.3f} s"
 
 
 def _attempt(held: Held) -> str:
@@ -205,6 +203,6 @@ def _attempt(held: Held) -> str:
 
 
 def _error_of(held: Held) -> str:
-    error = held.error or {}
+    error = held.attempt.ending.error or {}
     message = " ".join(str(error.get("message", "")).split())[:300]
     return f"{error.get('class')}: {message}" if message else str(error.get("class"))

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 
 from pgqueue.worker.hold.held import Cause, Held
-from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.tell import job_log
+from pgqueue.worker.tell.counts import TROUBLES, Entry, Times, Totals, Trouble
 from pgqueue.worker.tell.events import Events
-from pgqueue.worker.tell.job_log import JobLog, started
+from pgqueue.worker.tell.job_log import JobLog
 
 log = logging.getLogger("pgqueue.worker")
+
+# Jobs of a batch whose times are counted, at most.
+_LOOKED_AT = 32
+
+# Characters of an error that go along with a heartbeat.
+_LINE = 200
 
 
 class Tell:
@@ -23,15 +33,11 @@ class Tell:
         self.events = events
         self._job_log = job_log
 
-    def reserved(self, jobs: int) -> None:
-        """This number of jobs was reserved."""
-        if self.events.is_on:
-            self.events.reserved(jobs)
-
     def started(self, held: Held) -> None:
         """The handler of this job starts: called by its thread, or on the loop, in its context."""
         self.counts.started(held)
-        started(held)
+        if job_log.log.isEnabledFor(logging.DEBUG):
+            self._job_log.started(held)
         if self.events.is_on:
             self.events.report("started", held)
 
@@ -49,8 +55,8 @@ class Tell:
         self.failures += 1
         if policy_error is not None:
             log.error("%s: %s; its retry policy decides", held, policy_error)
-        self.counts.failed(held, state, held.error)
-        self.events.report(state, held, held.error)
+        self.counts.failed(held, state, held.attempt.ending.error)
+        self.events.report(state, held, held.attempt.ending.error)
         if state == "dead":
             self.events.dead(held)
         self._job_log.failed(held, state)
@@ -59,7 +65,7 @@ class Tell:
         """This job runs again later, and the attempt does not count."""
         self.counts.ended(held, "snoozed")
         self.events.report("snoozed", held)
-        self._job_log.snoozed(held, held.snooze)
+        self._job_log.snoozed(held, held.attempt.ending.snooze)
 
     def suspended(self, held: Held) -> None:
         """Its handler has given this job back until later; the attempt does not count."""
@@ -69,11 +75,11 @@ class Tell:
 
     def released(self, held: Held) -> None:
         """This job was given back; when that was to cancel it, it is cancelled."""
-        if held.stop is None or held.stop.cause is not Cause.CANCEL:
+        if held.attempt.stop is None or held.attempt.stop.cause is not Cause.CANCEL:
             self.events.report("released", held)
             return
         self.counts.ended(held, "cancelled")
-        self.events.report("cancelled", held, held.stop.error)
+        self.events.report("cancelled", held, held.attempt.stop.error)
         self._job_log.cancelled(held)
 
     def lease_lost(self, held: Held, why: str) -> None:
@@ -85,7 +91,7 @@ class Tell:
         """The lease of this job was over when its end was to be stored. Told once: its lease may have shown it."""
         why = f"its reservation was over when {when}"
         log.info("%s: %s; its end was not stored", held, why)
-        if held.stop is None or held.stop.cause is not Cause.LOST:
+        if held.attempt.stop is None or held.attempt.stop.cause is not Cause.LOST:
             self._lost(held, why)
 
     async def close(self) -> None:
@@ -95,3 +101,103 @@ class Tell:
     def _lost(self, held: Held, why: str) -> None:
         self.counts.failed(held, "lost", {"message": why})
         self.events.report("lost", held, {"message": why})
+
+
+class Counts:
+    """Counts the starts and ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
+
+    Counting costs little compared to the end of a job: for a large batch the outcomes are counted exactly, and the
+    times of some jobs represent all of them.
+
+    Each of `readers` has separate counts: "total" is never reset, the others are reset by `take`. The last troubles are
+    for the heartbeats alone.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self.claims = Times()
+        self._lease = round(lease * 1_000_000)
+        self._new = Totals()
+        # Threads start jobs as well.
+        self._started: Counter[tuple[str, str]] = Counter()
+        self._starting = threading.Lock()
+        self._readers = {"total": Totals(), "beat": Totals()}
+        self._troubles: deque[Trouble] = deque(maxlen=TROUBLES)
+
+    def follow(self, reader: str) -> None:
+        """Count for one more reader from now on."""
+        self._readers[reader] = Totals()
+
+    def started(self, held: Held) -> None:
+        """The handler of this job, or batch, starts. May be called by any thread."""
+        row = held.row
+        with self._starting:
+            self._started[row.queue, row.task] += 1 + len(held.members)
+
+    def succeeded(self, batch: Sequence[Held]) -> None:
+        """These jobs succeeded."""
+        if len(batch) <= _LOOKED_AT:
+            for held in batch:
+                self.ended(held, "succeeded")
+            return
+        for (queue, task), number in Counter([(held.row.queue, held.row.task) for held in batch]).items():
+            self._new.tally(queue, task).counts["succeeded"] += number
+        step = len(batch) // _LOOKED_AT + 1
+        for held in batch[::step]:
+            self._add_times(held, step)
+
+    def ended(self, held: Held, outcome: str) -> None:
+        """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
+        self._new.tally(held.row.queue, held.row.task).counts[outcome] += 1
+        self._add_times(held, 1)
+
+    def failed(self, held: Held, state: str, error: Mapping[str, object] | None) -> None:
+        """This attempt failed, or is lost, with an error in the form of fail()."""
+        self.ended(held, state)
+        kind, message = (error or {}).get("class"), str((error or {}).get("message") or "")
+        line = " ".join(message.partition("\n")[0].split())[:_LINE]
+        named = None if kind is None else str(kind)[:_LINE]
+        self._troubles.append(Trouble(time.monotonic(), held.row, state, named, line))
+
+    def take_troubles(self) -> list[Trouble]:
+        """Return the last troubles since the last call."""
+        found = list(self._troubles)
+        self._troubles.clear()
+        return found
+
+    def put_back_troubles(self, troubles: Sequence[Trouble]) -> None:
+        """These could not be reported: they go along with the next ones."""
+        self._troubles = deque([*troubles, *self._troubles], TROUBLES)
+
+    def entries(self) -> list[Entry]:
+        """Return the counts since the start."""
+        self._pass_on()
+        return self._readers["total"].entries()
+
+    def take(self, reader: str) -> list[Entry]:
+        """Return the counts since the last call for this reader."""
+        self._pass_on()
+        return self._readers[reader].take()
+
+    def put_back(self, reader: str, entries: Iterable[Entry]) -> None:
+        """Add counts that could not be reported to the next report."""
+        self._readers[reader].add(entries)
+
+    def _pass_on(self) -> None:
+        with self._starting:
+            started, self._started = self._started, Counter()
+        for (queue, task), number in started.items():
+            self._new.tally(queue, task).counts["started"] += number
+        new = self._new.take()
+        if new:
+            for reader in self._readers.values():
+                reader.add(new)
+
+    def _add_times(self, held: Held, weight: int) -> None:
+        row = held.row
+        tally = self._new.tally(row.queue, row.task)
+        if held.attempt.seconds is not None:
+            tally.run.add(held.attempt.seconds, weight)
+        # By the database's clock alone. A job that comes back has not waited since its first time.
+        if row.reservation >> 20 == 1:
+            waited = row.lease_expires_at - self._lease - max(row.run_at, row.created_at)
+            tally.wait.add(max(waited, 0) / 1_000_000, weight)

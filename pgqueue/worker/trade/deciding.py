@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import psycopg
 
 from pgqueue.db import sessions
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.held import Held, Verdict
+from pgqueue.worker.hold.held import Decision, Held
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import is_cut_off, is_too_much
 from pgqueue.worker.link.links import ASK_WITHIN, Links
@@ -84,6 +85,7 @@ class Deciding:
     def _by_default(self, batch: list[Held], why: str) -> None:
         """Report these again, so that the default policy decides on their retries."""
         for held in batch:
-            held.verdict = Verdict(policy="exponential")
-            held.error = {**(held.error or {}), "policy_error": f"its retry function: {why}"}
+            failed = held.attempt.ending
+            error = {**(failed.error or {}), "policy_error": f"its retry function: {why}"}
+            self._outbox.correct(held, replace(failed, error=error, decision=Decision(policy="exponential")))
             self._outbox.put(held)

@@ -118,11 +118,13 @@ class Exchange:
         `ask` the server asks the retry functions of tasks; without, it leaves what they decide on undecided.
         """
         succeeded = End.SUCCEEDED
-        completed = [held for held in batch if held.ended is succeeded]
-        failed = [held for held in batch if held.ended is End.FAILED] if len(completed) < len(batch) else []
-        results = [held.result for held in completed]
+        completed = [held for held in batch if held.attempt.ending.end is succeeded]
+        failed = (
+            [held for held in batch if held.attempt.ending.end is End.FAILED] if len(completed) < len(batch) else []
+        )
+        results = [held.attempt.ending.result for held in completed]
         has_results = results.count(None) < len(results)
-        is_large = (has_results or bool(failed)) and sum(held.size for held in batch) > LARGE
+        is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
         claim, is_careful = object(), self.is_careful
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
@@ -216,7 +218,8 @@ class Exchange:
 
 
 def _failure(held: Held) -> consume.Failure:
-    verdict = held.verdict
+    ending = held.attempt.ending
+    decision = ending.decision
     return consume.Failure(
-        *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+        *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
     )

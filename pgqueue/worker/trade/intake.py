@@ -9,7 +9,7 @@ import time
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import how_many
 from pgqueue.worker.hold.handoffs import Handoffs
-from pgqueue.worker.hold.held import Held, Holding, batches, set_aside
+from pgqueue.worker.hold.held import UNREADABLE, Held, Holding, batches, set_aside
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
@@ -80,17 +80,15 @@ class Intake:
             for leader in batches(rows, reply.deadline):
                 taken.append(leader)
                 self._holding.add(leader, *leader.members)
-        # Another claim may have been sized meanwhile.
-        self._slots.settle()
+        is_short = len(taken) < asked_for
+        self._slots.answered(is_short)
         self._runner.take(self._with_slots(taken))
-        self.jobs_wait = len(taken) >= asked_for
+        self.jobs_wait = not is_short
         if rows:
             log.debug("reserved %s in %s", how_many(len(rows), "job"), how_many(len(taken), "call"))
-            self._tell.reserved(len(rows))
+            if self._tell.events.is_on:
+                self._tell.events.reserved(len(rows))
             self.load.came(len(rows), now)
-        if len(taken) < asked_for:
-            # Until now its slots counted as used, and another database may wait for them.
-            self._slots.freed()
         if self._state.quiet or self._state.stopping.is_set():
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
@@ -105,12 +103,13 @@ class Intake:
         if held.pair in self._holding.held or self._exchange.was_given_back(held.pair):
             return
         self._holding.add(held)
-        self._tell.reserved(1)
+        if self._tell.events.is_on:
+            self._tell.events.reserved(1)
         log.debug("%s was handed to this worker", held)
         self._slots.settle()
         is_claiming = not self._state.quiet and not self._state.stopping.is_set()
         # The lease may be over: its commit waited for long, or this process stood still.
-        if is_claiming and self._runner.room > 0 and held.deadline > held.taken:
+        if is_claiming and self._runner.room > 0 and held.attempt.deadline > held.taken:
             self._took_beside |= bool(self._exchange.in_flight)
             self._runner.take([held])
         else:
@@ -144,11 +143,11 @@ class Intake:
         for held in unreadable:
             log.error("%s cannot be read, and fails", held)
             self._holding.add(held)
-            self._outbox.put(held)
+            self._outbox.end(held, UNREADABLE)
         for held in put_back:
             self._holding.add(held)
             # Later: else their batch could take the others along, before they have failed.
-            asyncio.get_running_loop().call_later(_FAILED_BY_THEN, self._outbox.put, held)
+            self._outbox.give_back(held, _FAILED_BY_THEN)
         return rows
 
     def _with_slots(self, taken: list[Held]) -> list[Held]:

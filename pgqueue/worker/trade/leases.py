@@ -7,7 +7,7 @@ import logging
 import time
 
 from pgqueue.db import consume
-from pgqueue.worker.hold.held import Cause, End, Held, Holding, Stop
+from pgqueue.worker.hold.held import OPEN, Cause, End, Held, Holding, Stop
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.run.runner import Runner
@@ -64,10 +64,10 @@ class Leases:
         """Report the leases that ran out before `now`."""
         for held in list(self._holding.held.values()):
             if (
-                held.stop is None
+                held.attempt.stop is None
                 # The attempt has ended and waits to be stored: there is nothing to stop, and the fence decides.
-                and held.ended is None
-                and now > held.deadline
+                and held.attempt.ending is OPEN
+                and now > held.attempt.deadline
                 and now > self._frozen_until(held)
                 and not held.is_settling
             ):
@@ -76,9 +76,9 @@ class Leases:
 
     def _frozen_until(self, held: Held) -> float:
         refused_at = self._outage.refused_at
-        if refused_at is None or refused_at < held.deadline - self._lease / 2:
-            return held.deadline
-        return min(refused_at, held.deadline) + self._lease
+        if refused_at is None or refused_at < held.attempt.deadline - self._lease / 2:
+            return held.attempt.deadline
+        return min(refused_at, held.attempt.deadline) + self._lease
 
     def _lost(self, held: Held, why: str) -> None:
         self._tell.lease_lost(held, why)
@@ -86,7 +86,7 @@ class Leases:
         self._runner.stop(held, Stop(End.RELEASED, why, Cause.LOST))
 
     def _cancelled(self, held: Held) -> None:
-        if held.stop is None:
+        if held.attempt.stop is None:
             log.info("%s: cancellation was requested", held)
         # When it is given back, it ends as cancelled.
         self._runner.stop(held, Stop(End.RELEASED, "cancellation was requested", Cause.CANCEL))
@@ -115,14 +115,14 @@ class Leases:
                 job_id, reservation = held.pair
                 if job_id not in kept or reservation < newest[job_id]:
                     self._holding.remove(held)
-                    if not held.is_settling and held.ended is None:
+                    if not held.is_settling and held.attempt.ending is OPEN:
                         self._lost(held, "the database took it back")
                     continue
                 granted = kept[job_id].lease_expires_at
                 if granted is None or latest is None:
                     all_granted = False
                 else:
-                    held.deadline = asked_for - (latest.timestamp() - granted.timestamp())
+                    held.attempt.deadline = asked_for - (latest.timestamp() - granted.timestamp())
                 if kept[job_id].cancel_requested:
                     self._cancelled(held)
         return all_granted

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.errors import LockTimeout, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.held import End, Held, Holding
+from pgqueue.worker.hold.held import End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.presence.orders import Orders
@@ -84,45 +85,45 @@ class Reporter:
         locked = Ends()
         try:
             for held in batch:
-                held.is_locked = False
-                if held.ended in (End.SUCCEEDED, End.FAILED):
+                if held.attempt.ending.end in (End.SUCCEEDED, End.FAILED):
                     locked.add(held)
             # Separately, so that the others do not wait with them.
             while several := locked.take() or locked.take(large=True):
                 await self._trade.exchange(self._links.second, 0, several)
             delays: dict[float, list[Held]] = {}
             for held in batch:
-                if held.ended is End.SNOOZED:
-                    await self._snooze(held)
-                elif held.ended is End.RELEASED:
-                    delays.setdefault(held.delay, []).append(held)
+                ending = held.attempt.ending
+                if ending.end is End.SNOOZED:
+                    await self._snooze(held, ending)
+                elif ending.end is End.RELEASED:
+                    delays.setdefault(ending.delay, []).append(held)
             for delay, several in delays.items():
                 await self._release(several, delay)
         except BaseException:
             while several := locked.take() or locked.take(large=True):
                 self._trade.report_again(several)
             # But for those that went back, and those that are locked, which are reported again in a second.
-            left = [held for held in batch if held.pair in self._holding.held and not held.is_locked]
-            self._trade.report_again([held for held in left if held.ended in (End.RELEASED, End.SNOOZED)])
+            left = [held for held in batch if held.pair in self._holding.held and not held.attempt.is_locked]
+            self._trade.report_again([held for held in left if held.attempt.ending.end in (End.RELEASED, End.SNOOZED)])
             raise
 
-    async def _snooze(self, held: Held) -> None:
+    async def _snooze(self, held: Held, ending: Ending) -> None:
+        link = self._links.second
         try:
-            if held.throttle is None:
-                state = "snoozed" if await self._links.second.perform(consume.snooze(*held.pair, held.snooze)) else None
+            if ending.throttle is None:
+                state = "snoozed" if await link.perform(consume.snooze(*held.pair, ending.snooze)) else None
             else:
-                state = await self._links.second.perform(consume.throttled(*held.pair, held.snooze, *held.throttle))
+                state = await link.perform(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
         except LockTimeout:
             self._trade.report_later(held)
             return
         except PgQueueError as refusal:
-            held.ended = End.FAILED
-            held.error = {"class": "Snooze" if held.throttle is None else "Throttled", "message": one_line(refusal)}
-            held.signalled = False
+            name = "Snooze" if ending.throttle is None else "Throttled"
+            self._outbox.correct(held, Ending(End.FAILED, {"class": name, "message": one_line(refusal)}))
             self._outbox.put(held)
             return
         self._holding.remove(held)
-        if held.throttle is not None:
+        if ending.throttle is not None:
             # Others of its kind may wait here to be started, and a worker that does not listen would hear of it late.
             self._orders.asked_now.set()
         if state is None:
@@ -130,7 +131,8 @@ class Reporter:
         elif state in ("snoozed", "throttled"):
             self._tell.snoozed(held)
         else:
-            held.error = {"class": "Throttled", "message": "it was only throttled for 24 hours: this attempt counts"}
+            why = {"class": "Throttled", "message": "it was only throttled for 24 hours: this attempt counts"}
+            self._outbox.correct(held, replace(ending, error=why))
             self._tell.failed(held, state, None)
 
     async def _release(self, batch: list[Held], delay: float) -> None:
@@ -155,4 +157,4 @@ class Reporter:
         now = time.monotonic()
         if now - self._warned.get(held.row.task, -_REMIND) >= _REMIND:
             self._warned[held.row.task] = now
-            log.warning("%s: this worker has no such task; given back for %g s", held, held.delay)
+            log.warning("%s: this worker has no such task; given back for %g s", held, held.attempt.ending.delay)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 import psycopg
 
 from pgqueue.db import consume
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import how_many, one_line
-from pgqueue.worker.hold.held import End, Held, Holding, Verdict
+from pgqueue.worker.hold.held import Decision, End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Outbox
 from pgqueue.worker.link.connection import Link, is_refusal
 from pgqueue.worker.process.state import State
@@ -167,7 +168,7 @@ class Trade:
     def settle_own(self, held: Held) -> None:
         """The handler has ended this job in its own transaction."""
         self._holding.remove(held)
-        if held.ended is End.SUSPENDED:
+        if held.attempt.ending.end is End.SUSPENDED:
             self._tell.suspended(held)
         else:
             self._tell.succeeded([held])
@@ -185,8 +186,7 @@ class Trade:
     def report_later(self, held: Held) -> None:
         """Another session has locked this job's row: report its end again, in a second."""
         log.warning("%s is locked by another transaction; its end is stored after that transaction", held)
-        held.is_locked = True
-        asyncio.get_running_loop().call_later(_LOCKED, self._outbox.put, held)
+        self._outbox.put_locked(held, _LOCKED)
 
     def _is_stored(self, held: Held, reply: Reply) -> bool:
         row = reply.outcomes.get(held.pair)
@@ -201,7 +201,7 @@ class Trade:
 
     async def _report_less(self, batch: list[Held], error: BaseException) -> None:
         """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
-        size = sum(held.size for held in batch)
+        size = sum(held.attempt.ending.size for held in batch)
         log.warning("could not store %s of %d bytes (%s)", how_many(len(batch), "end"), size, one_line(error))
         if len(batch) > 1:
             self._outbox.were_too_many(batch)
@@ -210,14 +210,15 @@ class Trade:
         [held] = batch
         try:
             if size > LARGE and not is_refusal(error) and await self._server_answers(held):
-                held.refused += 1
+                held.attempt.refused += 1
         except BaseException:
             self.report_again(batch)
             raise
-        if held.refused >= _TRIES:
+        if held.attempt.refused >= _TRIES:
             why = f"a result of {size} bytes could not be stored: {one_line(error)}"
             log.error("%s: %s", held, why)
-            simplify(held, InvalidArgument(why, hint="return less, or a reference to it"))
+            refusal = InvalidArgument(why, hint="return less, or a reference to it")
+            self._outbox.correct(held, simpler(held, refusal) or held.attempt.ending)
             self.report_again(batch)
         else:
             asyncio.get_running_loop().call_later(_LOCKED, self.report_again, batch)
@@ -242,9 +243,11 @@ class Trade:
                 batch = batch[1:]
             return
         [held] = batch
-        if not simplify(held, refusal):
+        ending = simpler(held, refusal)
+        if ending is None:
             self.report_again(batch)
             raise refusal
+        self._outbox.correct(held, ending)
         await self.exchange(link, 0, batch)
 
     def _capacity_beside(self) -> int:
@@ -259,26 +262,20 @@ class Trade:
         return self.capacity()
 
 
-def simplify(held: Held, refusal: PgQueueError) -> bool:
-    """Change an end that the server refused into one that it can store; False when nothing simpler is left."""
-    if held.ended is End.SUCCEEDED:
-        held.ended = End.FAILED
-        held.result = None
-        held.error = {"class": "Result", "message": clean(one_line(refusal))}
-        return True
-    if held.verdict.retry_in is not None or held.verdict.policy is not None:
+def simpler(held: Held, refusal: PgQueueError) -> Ending | None:
+    """Return an end that the server can store instead of the one that it refused; None when nothing simpler is left."""
+    ending = held.attempt.ending
+    if ending.end is End.SUCCEEDED:
+        return Ending(End.FAILED, {"class": "Result", "message": clean(one_line(refusal))})
+    if ending.decision.retry_in is not None or ending.decision.policy is not None:
         # The decision of the rule or signal is not possible: the retry policy decides.
-        held.verdict = Verdict()
-        held.error = {**(held.error or {}), "policy_error": one_line(refusal)}
         log.error("%s: %s; its retry policy decides", held, one_line(refusal))
-        return True
+        error = {**(ending.error or {}), "policy_error": one_line(refusal)}
+        return replace(ending, error=error, decision=Decision())
     # The error itself could not be stored; the failure must be.
-    name = str((held.error or {}).get("class", ""))
+    name = str((ending.error or {}).get("class", ""))
     plain: dict[str, object] = {
         "class": name.encode("ascii", "replace").decode(),
         "message": clean(one_line(refusal)).encode("ascii", "replace").decode(),
     }
-    if held.error == plain:
-        return False
-    held.error = plain
-    return True
+    return None if ending.error == plain else replace(ending, error=plain)

@@ -98,8 +98,8 @@ declare
 begin
     case p_step
         when 'leases' then
-            select run.rescued + r.rescued, run.prolonged + r.spared, r.rescued + r.spared
-            into run.rescued, run.prolonged, v_count
+            select run.rescued + r.rescued, run.grace_periods + r.spared, r.rescued + r.spared
+            into run.rescued, run.grace_periods, v_count
             from pgqueue._rescue(p_slice, run.gap_at) r;
         when 'expiry' then
             v_count := pgqueue._expire_jobs(p_slice, pgqueue._clock());

@@ -7,7 +7,7 @@
 -- a sequence, then shows the next call in which step it happened.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
-returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
+returns table (ran boolean, rescued bigint, grace_periods bigint, expired bigint, call_again_in interval, failing jsonb)
 language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
@@ -28,7 +28,7 @@ comment on function pgqueue.maintain(interval) is
 -- callers for a day: they take tens of milliseconds on a connection that is about to claim.
 create or replace function pgqueue._run_maintenance(
     p_max_age interval, p_ddl_after interval,
-    out ran boolean, out rescued bigint, out prolonged bigint, out expired bigint, out call_again_in interval, out failing jsonb
+    out ran boolean, out rescued bigint, out grace_periods bigint, out expired bigint, out call_again_in interval, out failing jsonb
 )
 language plpgsql
 set lock_timeout = '50ms'
@@ -52,7 +52,7 @@ declare
 begin
     ran := false;
     rescued := 0;
-    prolonged := 0;
+    grace_periods := 0;
     expired := 0;
     if not pg_try_advisory_xact_lock(pgqueue._lock_class(), 1) then
         call_again_in := pgqueue._call_again_in(
@@ -68,7 +68,7 @@ begin
     select h.* into v_last from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not found then
         v_last := jsonb_populate_record(
-            v_last, '{"rescued": 0, "prolonged": 0, "expired": 0, "found_lanes": 0, "unblocked": 0, "hidden": 0}'
+            v_last, '{"rescued": 0, "grace_periods": 0, "expired": 0, "found_lanes": 0, "unblocked": 0, "hidden": 0}'
         );
     end if;
     if v_last.at > pgqueue._after(v_now, -p_max_age) and v_last.at <= v_now then
@@ -122,7 +122,7 @@ begin
     insert into pgqueue.maintenance_runs overriding user value select v_run.*;
     ran := true;
     rescued := v_run.rescued - v_last.rescued;
-    prolonged := v_run.prolonged - v_last.prolonged;
+    grace_periods := v_run.grace_periods - v_last.grace_periods;
     expired := v_run.expired - v_last.expired;
     call_again_in := pgqueue._call_again_in(v_now, v_now);
     failing := (

@@ -9,7 +9,7 @@
 -- the states on which the call acts.
 create or replace function pgqueue._bulk(
     p_action text, p_given jsonb, p_job_ids bigint[], p_max_jobs integer, p_after jsonb,
-    out changed bigint, out passed_over bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
+    out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )
 language plpgsql
 as $$
@@ -92,7 +92,7 @@ begin
         from unnest('{queue,task,key}'::text[]) n (name)
         where v_given ? n.name
     );
-    select a.* into changed, passed_over, left_over, is_exact, next_after
+    select a.* into changed, skipped, left_over, is_exact, next_after
     from pgqueue._act(p_action, pgqueue._read_filter(v_filter, p_max_jobs, 50000), v_given, null, p_max_jobs, p_after) a;
 end
 $$;
@@ -100,7 +100,7 @@ $$;
 -- p_audited: what the audit keeps of the filter. p_changes: for update_many alone.
 create or replace function pgqueue._act(
     p_action text, p_filter pgqueue.job_filter, p_audited jsonb, p_changes jsonb, p_max_jobs integer, p_after jsonb,
-    out changed bigint, out passed_over bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
+    out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
@@ -227,7 +227,7 @@ begin
         end if;
     end if;
     perform pgqueue._audit(p_action, p_audited, changed);
-    passed_over := cardinality(v_found.jobs) - changed;
+    skipped := cardinality(v_found.jobs) - changed;
 
     left_over := 0;
     is_exact := true;

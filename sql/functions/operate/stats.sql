@@ -116,7 +116,7 @@ begin
         ),
         'maintenance', (
             select jsonb_build_object(
-                'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
+                'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'grace_periods', coalesce(h.grace_periods, 0),
                 'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unblocked', coalesce(h.unblocked, 0),
                 'failures', coalesce(l.failures, '{}'), 'behind', coalesce(l.behind, '{}'), 'drop_failures', l.drop_failures,
                 'overdue_partitions', (select count(*) from pgqueue._partitions() p where p.upper <= v_now)

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pgqueue.db import steps as db
 from pgqueue.db.call import Call, Row
@@ -36,10 +36,16 @@ def _same(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+class HearsSteps(Protocol):
+    """Hears which steps are stored."""
+
+    def stored(self, step: str) -> None: ...
+
+
 class Steps:
     """The steps of one attempt of the job of this (id, reservation).
 
-    `leaving` is called with True before a call that may give the job back, `on_stored` when a step is stored.
+    `leaving` is called with True before a call that may give the job back; `hearer` hears which steps are stored.
     """
 
     def __init__(
@@ -49,13 +55,13 @@ class Steps:
         encode: Encode = _same,
         decode: Encode = _same,
         others: Sequence[tuple[int, int]] = (),
-        on_stored: Callable[[str], None] = lambda name: None,
+        hearer: HearsSteps | None = None,
     ) -> None:
         self._pair = pair
         # The first jobs of the other keys in a batch of an accumulating task: they get the same steps.
         self._others = others
         self._leaving = leaving
-        self._on_stored = on_stored
+        self._hearer = hearer
         self._encode = encode
         self._decode = decode
         # A reservation counts the claims of its job in its upper bits: the first claim finds no steps.
@@ -93,7 +99,8 @@ class Steps:
         # back, or lost in a failover, so are the step's writes, and a record made here would claim that they exist.
         if name not in self._handed_over and not (yield self._complete(name, result)):
             raise self._lost()
-        self._on_stored(name)
+        if self._hearer is not None:
+            self._hearer.stored(name)
         # Converted as the next attempt will read it.
         stored = from_json(result)
         if self._known is not None:
