@@ -246,6 +246,12 @@ create type pgqueue.due_lane as (
 comment on type pgqueue.due_lane is
     'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once; its head.';
 
+create type pgqueue.tenant_turn as (
+    lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, heads text
+);
+comment on type pgqueue.tenant_turn is
+    'Private: where the last claim of a worker from a fair queue ended, and what its next claims ask of each lane: see _find_in_turn.';
+
 -- Comments were edited.
 comment on type pgqueue.job_state is
     'waiting: due once its time has come. executing: reserved by a worker. failed: to be retried. blocked: it waits for another job or for a limit. Final: succeeded, dead (out of attempts), cancelled.';

@@ -36,8 +36,8 @@ def downgrade() -> None:
         drop type
             pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job,
             pgqueue.sub_lane, pgqueue.lane_round, pgqueue.due_lane, pgqueue.candidate, pgqueue.rule,
-            pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.claimed_job, pgqueue.draw, pgqueue.failure,
-            pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
+            pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.tenant_turn, pgqueue.claimed_job, pgqueue.draw,
+            pgqueue.failure, pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
         drop type pgqueue.job_state;
         """
     )

@@ -1521,6 +1521,12 @@ comment on type pgqueue.start is
 create type pgqueue.turn as (queue text, slots integer[]);
 comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and the numbers of these slots.';
 
+create type pgqueue.tenant_turn as (
+    lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, heads text
+);
+comment on type pgqueue.tenant_turn is
+    'Private: where the last claim of a worker from a fair queue ended, and what its next claims ask of each lane: see _find_in_turn.';
+
 create type pgqueue.claimed_job as (
     id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
     max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
