@@ -179,7 +179,7 @@ comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
 -- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
--- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+-- inserted, and maintenance deletes them: see _lane_of.
 create table pgqueue.tenant_lanes (
     due_from timestamptz not null,
     until timestamptz not null,
@@ -239,7 +239,7 @@ comment on column pgqueue.shares.limit_key is
     'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
 comment on column pgqueue.shares.weight is 'How many jobs.';
 comment on column pgqueue.heads.queue is
-    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _lane_of.';
 create type pgqueue.due_lane as (
     queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean, head timestamptz, head_id bigint
 );

@@ -706,7 +706,7 @@ comment on column pgqueue.lanes.turn is
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
 -- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
--- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+-- inserted, and maintenance deletes them: see _lane_of.
 create table pgqueue.tenant_lanes (
     due_from timestamptz not null,
     until timestamptz not null,
@@ -797,7 +797,7 @@ comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
 comment on column pgqueue.heads.priority is 'The priority of the lane.';
 comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
 comment on column pgqueue.heads.queue is
-    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _lane_of.';
 comment on column pgqueue.heads.open_xids is
     'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
 comment on column pgqueue.heads.fallback_heads is

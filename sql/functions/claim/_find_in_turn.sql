@@ -1,4 +1,4 @@
--- Finding in fair queues: the due jobs of a claim, locked, where tenants take turns. _tenant_lanes.sql says what their lanes are.
+-- Finding in fair queues: the due jobs of a claim, locked, where tenants take turns. _lane_of.sql says what their lanes are.
 --
 -- A claim goes round the lanes of one queue and priority, as many jobs of each as its tenant's share says, from where the last
 -- claim of this worker ended (pgqueue.turns; without a turn it draws a lane that is due): so a flood of one tenant delays no

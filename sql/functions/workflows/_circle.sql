@@ -7,54 +7,6 @@
 -- its job, and the note of the one that commits last is read when all have committed: _break_circles takes one job out of the
 -- circle then, and all readers choose the same one. _sweep_dependencies finds circles that have no note.
 
--- Inlined: no SET.
-create or replace function pgqueue._open_parents(p_child bigint)
-returns table (id bigint)
-language sql stable parallel safe rows 10
-as $$
-    select d.parent from pgqueue.dependencies d where d.child = p_child and d.ended is null limit 1000
-$$;
-
--- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
--- A job that has not started waits, too, for the one of its key that executes or has suspended itself; so does a member of
--- a batch, for its leader. Inlined: no SET.
-create or replace function pgqueue._waits_for(p_id bigint)
-returns table (id bigint)
-language sql stable parallel safe rows 10
-as $$
-    select w.id
-    from (
-        select
-            x.queue, x.task = '@group' as is_group,
-            case
-                when x.reservation = 0 or x.leader <> x.id or (x.state = 'blocked' and x.blocked_on is null) then x.key
-            end as key,
-            x.blocked_on in ('@parents', '@jobs', '@open', '@group') and x.cancel_requested_at is null as is_child
-        from pgqueue.jobs x
-        where x.id = p_id and (x.state = 'blocked' or (x.state = 'waiting' and x.key is not null) or x.leader <> x.id)
-        limit 1
-    ) j
-    cross join lateral (
-        (select d.id from pgqueue._open_parents(p_id) d where j.is_child)
-        union all
-        (
-            select m.id
-            from pgqueue.jobs m
-            where j.is_group and m.group_id is not null and m.group_id = p_id and m.state = 'blocked'
-            limit 1000
-        )
-        union all
-        (
-            select y.id
-            from pgqueue.jobs y
-            where y.key is not null and y.blocked_on = '@jobs' and y.queue = j.queue and y.key = j.key
-            limit 100
-        )
-        union all
-        (select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null)
-    ) w
-$$;
-
 -- How these parents would make a circle; null: they make none.
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
 -- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
@@ -106,6 +58,54 @@ begin
             then format('It names group %s, or a job that waits for it, and that group waits for this job.', v_ahead)
     end;
 end
+$$;
+
+-- Inlined: no SET.
+create or replace function pgqueue._open_parents(p_child bigint)
+returns table (id bigint)
+language sql stable parallel safe rows 10
+as $$
+    select d.parent from pgqueue.dependencies d where d.child = p_child and d.ended is null limit 1000
+$$;
+
+-- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
+-- A job that has not started waits, too, for the one of its key that executes or has suspended itself; so does a member of
+-- a batch, for its leader. Inlined: no SET.
+create or replace function pgqueue._waits_for(p_id bigint)
+returns table (id bigint)
+language sql stable parallel safe rows 10
+as $$
+    select w.id
+    from (
+        select
+            x.queue, x.task = '@group' as is_group,
+            case
+                when x.reservation = 0 or x.leader <> x.id or (x.state = 'blocked' and x.blocked_on is null) then x.key
+            end as key,
+            x.blocked_on in ('@parents', '@jobs', '@open', '@group') and x.cancel_requested_at is null as is_child
+        from pgqueue.jobs x
+        where x.id = p_id and (x.state = 'blocked' or (x.state = 'waiting' and x.key is not null) or x.leader <> x.id)
+        limit 1
+    ) j
+    cross join lateral (
+        (select d.id from pgqueue._open_parents(p_id) d where j.is_child)
+        union all
+        (
+            select m.id
+            from pgqueue.jobs m
+            where j.is_group and m.group_id is not null and m.group_id = p_id and m.state = 'blocked'
+            limit 1000
+        )
+        union all
+        (
+            select y.id
+            from pgqueue.jobs y
+            where y.key is not null and y.blocked_on = '@jobs' and y.queue = j.queue and y.key = j.key
+            limit 100
+        )
+        union all
+        (select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null)
+    ) w
 $$;
 
 -- Refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.
