@@ -67,7 +67,7 @@ begin
     end if;
     if random() < 0.0625 then
         select coalesce(o.rows, '{}'), coalesce(o.candidates, '{}') into rows, candidates
-        from pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all) o;
+        from pgqueue._lock_outside_lanes(p_lane, 1, p_now, p_skipped, p_all) o;
         v_want := v_want - cardinality(rows);
     end if;
     if v_turn.is_shared then
@@ -106,7 +106,7 @@ begin
         values (p_worker, p_lane.queue, p_lane.priority, v_walk.lane_key, v_walk.credit, v_began, p_now);
     end if;
     if v_walk.wanted > 0 and not v_is_cut then
-        v_others := pgqueue._lock_others(p_lane, v_walk.wanted, p_now, p_skipped || rows, p_all);
+        v_others := pgqueue._lock_outside_lanes(p_lane, v_walk.wanted, p_now, p_skipped || rows, p_all);
         rows := rows || v_others.rows;
         candidates := candidates || v_others.candidates;
     end if;
@@ -288,7 +288,7 @@ as $$
 $$;
 
 -- Locks jobs of a fair queue that are in no lane, of the first hundred jobs of all. Null: there is none.
-create or replace function pgqueue._lock_others(
+create or replace function pgqueue._lock_outside_lanes(
     p_lane pgqueue.due_lane, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[]
 )

@@ -49,7 +49,7 @@ begin
     )
     select min(r.id) filter (where r.id = any (v_behind)), count(*) into v_ahead, v_walked
     from (select a.id from ahead a limit 10000) r;
-    if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._behind(v_behind, p_bound) && p_parents then
+    if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._jobs_behind(v_behind, p_bound) && p_parents then
         v_ahead := coalesce(p_group_id, p_job_id);
     end if;
     return case
@@ -242,7 +242,7 @@ end
 $$;
 
 -- The jobs that wait for these, directly or not, up to p_bound, by the other direction of _waits_for; these too, if in a circle.
-create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
+create or replace function pgqueue._jobs_behind(p_ids bigint[], p_bound integer)
 returns bigint[]
 language sql stable parallel safe
 set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
