@@ -421,6 +421,9 @@ comment on table pgqueue.history is 'Finished jobs, until their retention ends. 
 comment on column pgqueue.history.reservation is
     'Its last reservation; if the job is retried, the next one is counted from it.';
 comment on column pgqueue.history.run_at is 'When it was to run, as its producer asked.';
+comment on column pgqueue.history.kept_until is 'When its retention ends.';
+comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which their retention ends.';
+comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which their retention ends.';
 comment on column pgqueue.history.retention is
     'How long history keeps it, if the job itself says so; null: its task, queue or settings say so.';
 comment on column pgqueue.history.attempts is 'How many attempts it used.';
@@ -459,9 +462,9 @@ comment on column pgqueue.heads.idle_since is 'Since when no job of the lane has
 comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
 comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
 comment on column pgqueue.heads.open_xids is
-    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
+    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback becomes the head.';
 comment on column pgqueue.heads.fallback_heads is
-    'Fallback marks: for each of open_xids, the time to which the head falls back when that transaction ends.';
+    'Fallbacks: for each of open_xids, the time to which the head falls back when that transaction ends.';
 comment on column pgqueue.heads.head_id is
     'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
 comment on table pgqueue.head_marks is

@@ -18,7 +18,7 @@
 --    snapshot or an earlier one, a still earlier row, committed in between, could be missed.)
 -- 4. At the safe point and above, rows still come in, at any id. So the head never passes (safe point, 0).
 -- Nothing waits for a transaction that is open for 250 ms or more: the head's row names it, with the previous head as its
--- fallback mark. Once it has ended, readers use that mark as the head, and the next move starts from there.
+-- fallback. Once it has ended, readers use that as the head, and the next move starts from there.
 --
 -- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
 -- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
