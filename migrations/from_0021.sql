@@ -180,7 +180,7 @@ comment on column pgqueue.lanes.is_fair is 'Whether tenants take turns in it.';
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
 -- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
--- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+-- inserted, and maintenance deletes them: see _lane_of.
 create table pgqueue.tenant_lanes (
     due_from timestamptz not null,
     until timestamptz not null,
@@ -240,12 +240,18 @@ comment on column pgqueue.shares.limit_key is
     'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
 comment on column pgqueue.shares.weight is 'How many jobs.';
 comment on column pgqueue.heads.queue is
-    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _lane_of.';
 create type pgqueue.due_lane as (
     queue text, priority smallint, is_fair boolean, is_limited boolean, resumed boolean, head timestamptz, head_id bigint
 );
 comment on type pgqueue.due_lane is
     'Private: a lane in which a job is due; whether tenants take turns in it, its queue is under a limit, and these jobs came back at once; its head.';
+
+create type pgqueue.tenant_turn as (
+    lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, heads text
+);
+comment on type pgqueue.tenant_turn is
+    'Private: where the last claim of a worker from a fair queue ended, and what its next claims ask of each lane: see _find_in_turn.';
 
 -- Comments were edited.
 comment on type pgqueue.job_state is
@@ -416,6 +422,9 @@ comment on table pgqueue.history is 'Finished jobs, until their retention ends. 
 comment on column pgqueue.history.reservation is
     'Its last reservation; if the job is retried, the next one is counted from it.';
 comment on column pgqueue.history.run_at is 'When it was to run, as its producer asked.';
+comment on column pgqueue.history.kept_until is 'When its retention ends.';
+comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which their retention ends.';
+comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which their retention ends.';
 comment on column pgqueue.history.retention is
     'How long history keeps it, if the job itself says so; null: its task, queue or settings say so.';
 comment on column pgqueue.history.attempts is 'How many attempts it used.';
@@ -454,9 +463,9 @@ comment on column pgqueue.heads.idle_since is 'Since when no job of the lane has
 comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
 comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
 comment on column pgqueue.heads.open_xids is
-    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
+    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback becomes the head.';
 comment on column pgqueue.heads.fallback_heads is
-    'Fallback marks: for each of open_xids, the time to which the head falls back when that transaction ends.';
+    'Fallbacks: for each of open_xids, the time to which the head falls back when that transaction ends.';
 comment on column pgqueue.heads.head_id is
     'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
 comment on table pgqueue.head_marks is

@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "8a686bc6551fb97a743d98f445f1b5137082c1b4b10ca2a44903894c0292a058"
+SQL_DIGEST = "a51ea38eae94f69beb0441fd3103dab040a154af192f3a96fc1eb518892e77c3"
 
 
 def upgrade() -> None:
@@ -36,8 +36,8 @@ def downgrade() -> None:
         drop type
             pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job,
             pgqueue.sub_lane, pgqueue.lane_round, pgqueue.due_lane, pgqueue.candidate, pgqueue.rule,
-            pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.claimed_job, pgqueue.draw, pgqueue.failure,
-            pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
+            pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.tenant_turn, pgqueue.claimed_job, pgqueue.draw,
+            pgqueue.failure, pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
         drop type pgqueue.job_state;
         """
     )

@@ -569,7 +569,7 @@ comment on column pgqueue.jobs.offered is
     'Private: whether its enqueue saw an idle worker; then _hand_off() reads the job again when that transaction commits. Null: it did not look.';
 
 -- Finished jobs, one row each. A row lives in the partition of the day (kept up to 8 days) or the month (kept longer) on
--- which it expires, so that retention is a dropped table and never a DELETE.
+-- which its retention ends, so that this is a dropped table and never a DELETE.
 create table pgqueue.history (
     id bigint not null,
     reservation bigint not null,
@@ -635,7 +635,7 @@ comment on column pgqueue.history.run_at is 'When it was to run, as its producer
 comment on column pgqueue.history.created_at is 'When it was enqueued.';
 comment on column pgqueue.history.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.history.finished_at is 'When it ended.';
-comment on column pgqueue.history.kept_until is 'When this row expires.';
+comment on column pgqueue.history.kept_until is 'When its retention ends.';
 comment on column pgqueue.history.retention is
     'How long history keeps it, if the job itself says so; null: its task, queue or settings say so.';
 comment on column pgqueue.history.state is 'succeeded, dead or cancelled.';
@@ -672,8 +672,8 @@ comment on column pgqueue.history.group_id is 'The group of which it was a membe
 comment on column pgqueue.history.steps is
     'Its steps, in the order in which they completed: name and at; also result, if the job did not succeed.';
 comment on column pgqueue.history.cost is 'How many units of its limits a start took; null: 1.';
-comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
-comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
+comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which their retention ends.';
+comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which their retention ends.';
 
 -- Which lanes exist. No unique constraint, for two enqueues that register one lane must not wait for each other; readers
 -- take distinct and maintain merges. A row of a lane with jobs is only ever extended, and `until` is in no index: the
@@ -706,7 +706,7 @@ comment on column pgqueue.lanes.turn is
 
 -- In which lanes of tenants a job may be due: what claims of a fair queue visit. A row says that nothing of its lane is
 -- due before due_from, and promises, to whoever makes a job ready before `until`, that the lane is visited. Rows are
--- inserted, and maintenance deletes them: see _tenant_lanes.sql.
+-- inserted, and maintenance deletes them: see _lane_of.
 create table pgqueue.tenant_lanes (
     due_from timestamptz not null,
     until timestamptz not null,
@@ -797,11 +797,11 @@ comment on column pgqueue.heads.newest_id is 'The newest job at that time.';
 comment on column pgqueue.heads.priority is 'The priority of the lane.';
 comment on column pgqueue.heads.resumed is 'Which sub-lane: the one of jobs that came back, or the ordinary one.';
 comment on column pgqueue.heads.queue is
-    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _tenant_lanes.sql.';
+    'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _lane_of.';
 comment on column pgqueue.heads.open_xids is
-    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback mark becomes the head.';
+    'Transactions that have been open for long and may still commit jobs below the head. Once one of them has ended, its fallback becomes the head.';
 comment on column pgqueue.heads.fallback_heads is
-    'Fallback marks: for each of open_xids, the time to which the head falls back when that transaction ends.';
+    'Fallbacks: for each of open_xids, the time to which the head falls back when that transaction ends.';
 comment on column pgqueue.heads.head_id is
     'The id of the head: of the jobs of exactly that time, none with a lower id is ready.';
 comment on column pgqueue.heads.fallback_ids is 'The ids that go with fallback_heads.';
@@ -1520,6 +1520,12 @@ comment on type pgqueue.start is
 
 create type pgqueue.turn as (queue text, slots integer[]);
 comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and the numbers of these slots.';
+
+create type pgqueue.tenant_turn as (
+    lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, heads text
+);
+comment on type pgqueue.tenant_turn is
+    'Private: where the last claim of a worker from a fair queue ended, and what its next claims ask of each lane: see _find_in_turn.';
 
 create type pgqueue.claimed_job as (
     id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,

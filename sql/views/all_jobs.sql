@@ -41,7 +41,7 @@ comment on column pgqueue.all_jobs.reservation is 'The reservation under which i
 comment on column pgqueue.all_jobs.lease_expires_at is 'When that reservation ends, unless extended.';
 comment on column pgqueue.all_jobs.cancel_requested_at is 'When a cancel was requested while it was executing.';
 comment on column pgqueue.all_jobs.finished_at is 'When it ended.';
-comment on column pgqueue.all_jobs.kept_until is 'When its row in history expires.';
+comment on column pgqueue.all_jobs.kept_until is 'When its retention in history ends.';
 comment on column pgqueue.all_jobs.losses is 'How often its reservation was lost: the lease lapsed, or its worker reconnected without it.';
 comment on column pgqueue.all_jobs.key is 'The key: jobs of one queue and key run one at a time, in order.';
 comment on column pgqueue.all_jobs.tags is 'Labels to search by.';

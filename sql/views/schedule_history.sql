@@ -18,6 +18,6 @@ comment on column pgqueue.schedule_history.at is 'When the run was due; null: th
 comment on column pgqueue.schedule_history.decided_at is 'When the row was written.';
 comment on column pgqueue.schedule_history.outcome is 'enqueued; overlap: skipped, because the last job had not ended; planned: no run was due, the next time was set or missed runs were skipped; manual: run_schedule_now(); error.';
 comment on column pgqueue.schedule_history.job_id is 'The job.';
-comment on column pgqueue.schedule_history.job_state is 'State of that job; null: its history has expired.';
+comment on column pgqueue.schedule_history.job_state is 'State of that job; null: history keeps it no more.';
 comment on column pgqueue.schedule_history.passed_from is 'The first of the missed runs that were skipped, by catch_up.';
 comment on column pgqueue.schedule_history.error is 'The error, for the outcome error.';

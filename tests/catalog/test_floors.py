@@ -15,23 +15,23 @@ from tests.catalog.test_layout import functions
 FLOORS = {
     "common": "common/*",
     "ready": """
-        claim/_head claim/_mark_heads claim/_propose_horizon claim/_key_positions claim/_move_heads
-        claim/_register_lane claim/_tenant_lanes worker/_wake maintain/_count_queues maintain/_samples
+        claim/_head claim/_check_clock claim/_propose_horizon claim/_key_positions claim/_move_heads
+        claim/_register_lane claim/_lane_of worker/_wake maintain/_count_queues maintain/_sample
         maintain/_partitions
     """,
     "rules": """
-        limits/* claim/_release_next claim/_block_behind produce/_options produce/_free_dedupe operate/_configure
+        limits/* claim/_release_next claim/_block_behind produce/_check_options produce/_free_dedupe operate/_configure
     """,
     "graph": """
-        workflows/_traces workflows/_steps_of_jobs workflows/_leave_notes workflows/_join_group
+        workflows/_tidy_traces workflows/_store_step workflows/_leave_notes workflows/_join_group
     """,
     "ends": """
         finish/* hold/_put_back hold/_request_cancel maintain/_rescue
-        workflows/_dependencies workflows/_end_parents workflows/_circles
+        workflows/_add_dependencies workflows/_end_parents workflows/_circle
     """,
     "returns": """
-        operate/retry workflows/_groups workflows/_reopen workflows/_wake_waiters workflows/_read_notes
-        workflows/_sweep workflows/emit_event
+        operate/retry workflows/_look_at_groups workflows/_reopen_children workflows/_wake_waiters workflows/_read_notes
+        workflows/_sweep_dependencies workflows/emit_event
     """,
     "claims": "claim/* hold/*",
     "enqueues": "produce/* schedules/* operate/update_job",

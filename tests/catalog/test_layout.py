@@ -50,6 +50,13 @@ def test_every_function_stands_in_a_folder_of_the_tree() -> None:
     assert {each.folder for each in functions()} == FOLDERS
 
 
+def test_a_file_is_named_after_the_function_that_it_opens_with() -> None:
+    first: dict[tuple[str, str], str] = {}
+    for each in functions():
+        first.setdefault((each.folder, each.file), each.name)
+    assert {file: name for (_, file), name in first.items() if file != f"{name}.sql"} == {}
+
+
 def test_a_private_function_that_one_folder_uses_stands_in_that_folder() -> None:
     known = functions()
     [slices] = [each for each in known if each.name == "_run_slice"]

@@ -37,11 +37,12 @@ NO_RETURN = "control reached end of function without RETURN"
 # Accepted warnings, by function and message.
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
-    ("_lock_others", STABLE): "FOR UPDATE",
+    ("_lock_outside_lanes", STABLE): "FOR UPDATE",
+    ("_walk_lanes", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
     # limits rely on need a newer one, taken after the rows were locked.
-    ("_due_of", STABLE): "claims rely on it",
+    ("_due_queues", STABLE): "claims rely on it",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_parents_among", STABLE): "sees what was committed until a completion has locked its jobs",
     ("_steps_as_json", STABLE): "sees the steps that were stored until an end has locked its job",

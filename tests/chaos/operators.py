@@ -254,7 +254,7 @@ def _executing(conn: psycopg.Connection, jobs: list[int]) -> list[tuple[int, int
 
 
 def _park_behind(conn: psycopg.Connection, key: str) -> None:
-    """An open claim that has parked a job behind the executing one of its key. It is rolled back in the end."""
+    """An open claim that has blocked a job behind the executing one of its key. It is rolled back in the end."""
     args = Jsonb({"token": secrets.token_hex(6), "seconds": 0.1})
     conn.execute("select pgqueue.enqueue('lasting', %s, queue => 'held', key => %s, priority => 2)", [args, key])
     conn.execute("select pgqueue.reserve('chaos operator', 3, '{held}')")

@@ -172,13 +172,13 @@ def end_one_of_two_parents(stage: Stage, how: str = "complete") -> None:
 
 
 def test_a_child_that_does_not_wait_for_all_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._verdict", "when p_open then 'wait'", "when false then 'wait'")
+    stage.bug("pgqueue._decide_child", "when p_open then 'wait'", "when false then 'wait'")
     end_one_of_two_parents(stage)
     assert stage.rules() == ["dependency"]
 
 
 def test_a_child_that_runs_though_its_parent_failed_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._verdict", "when p_failed and p_run_if = 'succeeded' then 'cancel'", "")
+    stage.bug("pgqueue._decide_child", "when p_failed and p_run_if = 'succeeded' then 'cancel'", "")
     end_one_of_two_parents(stage, "fail")
     assert stage.rules() == ["dependency"]
 

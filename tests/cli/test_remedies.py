@@ -133,7 +133,7 @@ def test_each_function_that_a_remedy_names_has_a_command_or_none_by_intent() -> 
     files = [
         file
         for file in bundled.directory("sql").glob("functions/operate/*.sql")
-        if re.match(r"(_?why_late|_late_facts|_doctor)", file.stem)
+        if re.match(r"(_?why_late|_living_workers_of|_doctor)", file.stem)
     ]
     call = re.compile(r"select (?:[\w, *]+ from )?pgqueue\.(\w+)\(")
     lines = [line for file in files for line in file.read_text().splitlines()]

@@ -85,7 +85,7 @@ def test_leases_are_cut_to_one_length_from_now(conn: psycopg.Connection, clock: 
     clock.advance("-1 hour")
     maintain(conn)
     assert job(conn, job_id).lease_expires_at == clock.now() + timedelta(seconds=30)
-    # That is the one length more which a lease gets after a gap in housekeeping.
+    # That is the one length more which a lease gets after a gap in maintenance.
     for _ in range(29):
         clock.advance("1 s")
         maintain(conn)

@@ -58,7 +58,7 @@ def ready_at(conn: psycopg.Connection, job_id: int) -> datetime:
 
 @dataclass
 class Traffic:
-    """Jobs that come and go, while housekeeping moves the heads."""
+    """Jobs that come and go, while maintenance moves the heads."""
 
     conn: psycopg.Connection
     clock: Clock
@@ -519,7 +519,7 @@ def its_lease_lapses(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -
 
 
 @way
-def its_lease_lapses_unseen_by_housekeeping(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
+def its_lease_lapses_unseen_by_maintenance(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
     job_id, _ = taken(conn, traffic, lease="20 s")
     conn.execute("update pgqueue.jobs set grace_given = true")
     clock.advance("30 s")

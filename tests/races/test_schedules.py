@@ -70,7 +70,7 @@ def test_a_schedule_removed_or_paused_meanwhile_does_no_harm(
     for change in ("select pgqueue.pause_schedule('s')", "select pgqueue.unschedule('s')"):
         first.run("begin")
         first.run(change)  # type: ignore[arg-type]
-        # Its row is locked: housekeeping neither waits nor fails, and as nothing is committed yet, it runs.
+        # Its row is locked: maintenance neither waits nor fails, and as nothing is committed yet, it runs.
         maintain(conn)
         assert call(conn, "stats")["maintenance"]["failures"] == {}
         first.run("rollback")

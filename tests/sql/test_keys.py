@@ -225,7 +225,7 @@ def test_blocked_jobs_may_be_removed_and_the_rest_keeps_its_order(conn: psycopg.
 def test_a_job_ahead_that_is_edited_into_the_future_gives_its_place_up(
     conn: psycopg.Connection, standing: Clock
 ) -> None:
-    # Parked behind one that is due and has not been reserved: that lane is the lower one.
+    # Blocked behind one that is due and has not been reserved: that lane is the lower one.
     first = enqueue(conn, key="k", priority=0, queue="q")
     second = enqueue(conn, key="k", priority=9, queue="q")
     conn.execute("insert into pgqueue.limits (kind, target, max_executing) values ('task', 't', 0)")

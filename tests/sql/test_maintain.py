@@ -1,4 +1,4 @@
-"""Housekeeping as one caller sees it. Forced orders with several stand in tests/races."""
+"""Maintenance as one caller sees it. Forced orders with several stand in tests/races."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_max_jobs_is_filled_with_what_the_same_call_rescued(conn: psycopg.Connec
     reserve_one(conn, "killed", lease="3 s")
     for _ in range(4):
         clock.advance("1 s")
-        # Housekeeping without a gap, and each time before the lease ends: nothing is spared, nothing taken back.
+        # Maintenance without a gap, and each time before the lease ends: nothing is spared, nothing taken back.
         conn.execute("insert into pgqueue.maintenance_runs (at) values (pgqueue._clock())")
     first = enqueue(conn, queue="a")
     assert ids(reserve(conn, 2, queues=["a", "b"], strategy="strict")) == [first, lapsed]

@@ -36,12 +36,12 @@ def clock(clock: Clock) -> Clock:
 
 
 def keep_house(conn: psycopg.Connection) -> None:
-    """Housekeeping ran just now, so that a lease that lapses next lapsed under a watching eye."""
+    """Maintenance ran just now, so that a lease that lapses next lapsed under a watching eye."""
     conn.execute("insert into pgqueue.maintenance_runs (at) values (pgqueue._clock())")
 
 
 def lapse(conn: psycopg.Connection, clock: Clock) -> None:
-    """Let time pass, with housekeeping, until a lease of 3 s is over."""
+    """Let time pass, with maintenance, until a lease of 3 s is over."""
     for _ in range(4):
         clock.advance("1 s")
         maintain(conn)

@@ -227,7 +227,7 @@ def test_maintenance_keeps_one_row_of_each_source(conn: psycopg.Connection, cloc
         call(conn, "throttle", "task", "t", f"{seconds} s")
     call(conn, "pause", "task", "t")
     maintain(conn)
-    assert column(conn, "_standing", clock.now()) == ["task"]
+    assert column(conn, "_standing_pauses", clock.now()) == ["task"]
     rows = "select array_agg(source order by source) from pgqueue.pauses"
     assert value(conn, rows) == ["operator", "throttle"]
     clock.advance("3 min")
@@ -338,10 +338,10 @@ def test_a_pause_that_is_extended_stands_since_its_beginning_also_when_its_rows_
         clock.advance("20 hours")
         maintain(conn)
     assert value(conn, "select count(*) from pgqueue.pauses") == 1
-    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == since
+    assert value(conn, "select since from pgqueue._standing_pauses(pgqueue._clock())") == since
     clock.advance("2 hours")
     assert call(conn, "pause", "task", "t") is True
-    assert value(conn, "select since from pgqueue._standing(pgqueue._clock())") == clock.now()
+    assert value(conn, "select since from pgqueue._standing_pauses(pgqueue._clock())") == clock.now()
 
 
 def test_release_of_a_paused_job_does_not_start_it_elsewhere(conn: psycopg.Connection) -> None:

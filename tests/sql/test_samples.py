@@ -433,8 +433,8 @@ def test_the_tenants_of_a_large_table_are_estimated_from_as_many_blocks_as_of_a_
     conn.execute("vacuum analyze pgqueue.jobs")
     size = value(conn, "select pg_relation_size('pgqueue.jobs') / 8192")
     assert size > 500
-    assert blocks(conn, "pgqueue._tenants(10, 200)") < 250
-    estimated = dict(conn.execute("select tenant, jobs from pgqueue._tenants(10, 200)").fetchall())
+    assert blocks(conn, "pgqueue._count_tenants(10, 200)") < 250
+    estimated = dict(conn.execute("select tenant, jobs from pgqueue._count_tenants(10, 200)").fetchall())
     # Half of the blocks at least are read; both tenants fill theirs alike.
     assert estimated["tenant:a"] + estimated["tenant:b"] == pytest.approx(30_000, rel=0.05)
     assert 10_000 < estimated["tenant:a"] < 27_000

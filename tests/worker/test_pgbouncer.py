@@ -219,7 +219,7 @@ async def test_without_listen_everything_works_and_nothing_is_left_in_a_session(
                 with_others = pgqueue.enqueue(producer, "t", {"i": 0})
                 call(producer, "stats")
             assert set(await done(conn, *many, *in_order, twice, with_others)) == {"succeeded"}
-            # Housekeeping runs schedules.
+            # Maintenance runs schedules.
             await wait_until_async(lambda: ran["pulse"] >= 2)
             reserved_until = value(conn, "select lease_expires_at from pgqueue.jobs where id = %s", long)
             await wait_until_async(

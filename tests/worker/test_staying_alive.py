@@ -231,7 +231,7 @@ def test_a_network_that_hangs_cannot_hang_the_shutdown(
     proxy.freeze()
     (tmp_path / "go").touch()
     wait_until((tmp_path / "ended").exists)
-    # Its end is under way to the server; an extension, a beat and housekeeping soon are too.
+    # Its end is under way to the server; an extension, a beat and maintenance soon are too.
     worker.send(signal.SIGTERM)
     assert worker.wait(60) == 1
     assert "could not be stored" in worker.log()

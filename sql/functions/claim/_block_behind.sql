@@ -28,8 +28,7 @@ begin
             cross join lateral (
                 select j.id
                 from pgqueue.jobs j
-                where j.id = w.id and j.queue = w.queue and j.blocked_on is distinct from '@parents'
-                    and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
+                where j.id = w.id and j.queue = w.queue and pgqueue._is_ahead(j, p_now)
                 for key share skip locked
             ) l
         ) s;
@@ -52,8 +51,7 @@ begin
             and (
                 select true
                 from pgqueue.jobs a
-                where a.id = w.ahead and a.queue = j.queue and a.blocked_on is distinct from '@parents'
-                    and (a.state in ('executing', 'blocked') or a.reservation > 0 or a.run_at <= p_now)
+                where a.id = w.ahead and a.queue = j.queue and pgqueue._is_ahead(a, p_now)
                 limit 1
             );
     end if;

@@ -1,4 +1,4 @@
--- Finding in fair queues: the due jobs of a claim, locked, where tenants take turns. _tenant_lanes.sql says what their lanes are.
+-- Finding in fair queues: the due jobs of a claim, locked, where tenants take turns. _lane_of.sql says what their lanes are.
 --
 -- A claim goes round the lanes of one queue and priority, as many jobs of each as its tenant's share says, from where the last
 -- claim of this worker ended (pgqueue.turns; without a turn it draws a lane that is due): so a flood of one tenant delays no
@@ -19,57 +19,139 @@ create or replace function pgqueue._find_in_turn(
 language plpgsql
 as $$
 declare
-    v_queue constant text := p_lane.queue;
-    v_priority constant smallint := p_lane.priority;
     v_heads constant text := pgqueue._head_name(p_lane.queue, '');
     v_want integer := case when p_lane.is_limited then pgqueue._queue_capacity(p_lane.queue, p_jobs, p_now) else p_jobs end;
-    v_turn record;
     v_read bigint := pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass);
-    -- Where the claim is: a lane, and how many jobs that one may still start in its turn. A pass goes from v_from on.
-    v_at text;
-    v_credit integer;
-    v_from text;
-    v_busy text[] := '{}'::text[];
-    v_rounds integer := 1;
-    v_probes integer;
-    v_skipped tid[];
-    -- The lanes of what its worker holds, where one has max_share, and of what this claim has locked.
+    v_turn pgqueue.tenant_turn;
+    -- The lanes of what its worker holds, where one has max_share.
     v_held text[];
     v_is_noted boolean;
-    v_lanes text[] := '{}'::text[];
-    v_got record;
-    v_stop text collate "C";
+    v_drawn text;
+    v_walk record;
+    v_others record;
+    -- Whether the claim ends before it has been round, and where a round of such claims began.
+    v_is_cut boolean := false;
     v_began text collate "C";
-    v_more bigint;
 begin
     rows := '{}';
     candidates := '{}';
     if (v_want > 0) is not true then
         return;
     end if;
-    select t.* into v_turn from pgqueue._turn_of(p_worker, v_queue, v_priority, v_heads, p_now) t;
+    select
+        -- A round of claims that find nothing takes no pauses: after five seconds another one begins.
+        t.lane_key, t.credit, case when t.at > p_now - interval '5 s' then t.began end,
+        exists (select from pgqueue.shares),
+        exists (select from pgqueue.queues q where q.name = p_lane.queue and q.max_share < 1),
+        pgqueue._has_rules_of_tenants(p_now),
+        -- The last one first: behind it may be many dead rows.
+        (
+            select v_heads
+            from pgqueue.heads h
+            where h.queue > v_heads and h.queue < v_heads || 'g'
+            order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
+            limit 1
+        )
+    into v_turn
+    from (select) one
+    left join lateral (
+        select x.lane_key, x.credit, x.began, x.at
+        from pgqueue.turns x
+        where x.worker = p_worker and x.queue = p_lane.queue and x.priority = p_lane.priority
+        order by x.worker desc, x.queue desc, x.priority desc, x.n desc
+        limit 1
+    ) t on true;
     -- Else another claim of this worker is under way. Later statements count what had been claimed before the lock was free.
     if v_turn.is_shared and not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext('share:' || p_worker) | -2147483648) then
         return;
     end if;
     if random() < 0.0625 then
         select coalesce(o.rows, '{}'), coalesce(o.candidates, '{}') into rows, candidates
-        from pgqueue._lock_others(p_lane, 1, p_now, p_skipped, p_all) o;
+        from pgqueue._lock_outside_lanes(p_lane, 1, p_now, p_skipped, p_all) o;
         v_want := v_want - cardinality(rows);
     end if;
     if v_turn.is_shared then
-        select h.lanes, h.is_noted into v_held, v_is_noted from pgqueue._held_in(p_worker, v_queue, p_skipped || rows) h;
+        select h.lanes, h.is_noted into v_held, v_is_noted from pgqueue._held_in(p_worker, p_lane.queue, p_skipped || rows) h;
     end if;
     if p_busy is not null then
-        v_busy := array(select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads));
+        p_busy := array(select substr(b.name, length(v_heads) + 1) from unnest(p_busy) b (name) where starts_with(b.name, v_heads));
     end if;
-    v_at := v_turn.lane_key;
-    v_credit := coalesce(v_turn.credit, 0);
-    v_from := coalesce(v_at, pgqueue._draw_lane(v_queue, v_priority, p_now), E'\x01');
-    while v_want > 0 loop
+    if v_turn.lane_key is null then
+        -- The first claim of a worker: one of the lanes that are due, each by its share. See _draw_by_weight.
+        v_drawn := (
+            select d.lane_key
+            from (
+                select x.lane_key from pgqueue._lanes_in_turn(p_lane.queue, p_lane.priority, E'\x01', '{}', p_now) x limit 10000
+            ) d
+            order by case when v_turn.has_shares then -ln(1 - random()) / pgqueue._share_of(substr(d.lane_key, 9)) else random() end
+            limit 1
+        );
+    end if;
+    v_walk := pgqueue._walk_lanes(
+        p_worker, p_lane, v_turn, p_busy, v_held, p_now, p_skipped, p_all, v_want, rows, candidates, coalesce(v_drawn, E'\x01')
+    );
+    rows := v_walk.rows;
+    candidates := v_walk.candidates;
+    if v_walk.is_stopped then
+        v_began := case when rows = '{}' then coalesce(v_turn.began, v_walk.from_key) end;
+        -- Else it has passed where the round began.
+        v_is_cut := ((v_walk.lane_key < v_began, v_walk.lane_key collate "C") < (v_walk.from_key < v_began, v_walk.from_key)) is not true;
+        v_began := case when v_is_cut then v_began end;
+        perform pg_notify(pgqueue._channel(p_worker), 'wake') where v_is_cut and pgqueue._may_notify();
+    end if;
+    if v_walk.lane_key is not null
+        and (v_walk.lane_key, v_walk.credit, v_began) is distinct from (v_turn.lane_key, v_turn.credit, v_turn.began)
+    then
+        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, began, at)
+        values (p_worker, p_lane.queue, p_lane.priority, v_walk.lane_key, v_walk.credit, v_began, p_now);
+    end if;
+    if v_walk.wanted > 0 and not v_is_cut then
+        v_others := pgqueue._lock_outside_lanes(p_lane, v_walk.wanted, p_now, p_skipped || rows, p_all);
+        rows := rows || v_others.rows;
+        candidates := candidates || v_others.candidates;
+    end if;
+    -- Walking over 400 entries of an old snapshot, beyond the few that any claim walks, costs as much as moving a head.
+    if rows <> '{}' and random() * (500 + 400 * cardinality(rows))
+        < pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass) - v_read - 5 * cardinality(rows)
+    then
+        perform pgqueue._move_heads_of(rows, -1, false, null, null);
+    end if;
+    if v_turn.is_shared and (rows <> '{}' or not v_is_noted) then
+        perform pgqueue._note_held(p_worker, p_lane.queue, p_skipped || rows, p_now);
+    end if;
+end
+$$;
+
+-- Passes, until the claim is full. wanted: how many jobs are to be locked, and how many of these there are not; rows and candidates
+-- are added to. from_key: where to begin without a turn, and where the last pass began. lane_key, credit: where the next claim goes
+-- on. is_stopped: as many lanes as a pass may probe did not fill the claim, which ends at the last one.
+create or replace function pgqueue._walk_lanes(
+    p_worker text, p_lane pgqueue.due_lane, p_turn pgqueue.tenant_turn, p_busy text[], p_held text[], p_now timestamptz,
+    p_skipped tid[], p_all boolean, inout wanted integer, inout rows tid[], inout candidates pgqueue.candidate[],
+    inout from_key text, out lane_key text, out credit integer, out is_stopped boolean
+)
+language plpgsql
+as $$
+declare
+    v_queue constant text := p_lane.queue;
+    v_priority constant smallint := p_lane.priority;
+    v_busy text[] := coalesce(p_busy, '{}');
+    v_rounds integer := 1;
+    v_probes integer;
+    v_skipped tid[];
+    v_got record;
+    -- The lanes of what this claim has locked, a job each.
+    v_lanes text[] := '{}'::text[];
+    -- The last lane that a pass may probe, if there are as many.
+    v_last text;
+    v_more bigint;
+begin
+    lane_key := p_turn.lane_key;
+    credit := coalesce(p_turn.credit, 0);
+    while wanted > 0 loop
         -- The name after another one is that with the first character that there is.
-        v_from := coalesce(v_at || case when v_credit = 0 then E'\x01' else '' end, v_from);
-        v_probes := v_want + 64;
+        from_key := coalesce(lane_key || case when credit = 0 then E'\x01' else '' end, from_key);
+        v_probes := wanted + 64;
         v_skipped := p_skipped || rows;
         select
             array_agg(f.row_ctid) as rows,
@@ -83,8 +165,7 @@ begin
         from (
             select j.*, l.lane_key, l.quota, l.share, t.is_limited
             from pgqueue._probed_lanes(
-                v_queue, v_priority, case when v_turn.has_heads then v_heads end, v_from, v_busy, v_probes, v_turn.has_shares,
-                v_credit, v_rounds, p_now
+                v_queue, v_priority, p_turn.heads, from_key, v_busy, v_probes, p_turn.has_shares, credit, v_rounds, p_now
             ) l
             cross join lateral (
                 select j.ctid as row_ctid, j.id, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
@@ -98,96 +179,61 @@ begin
                     )
                     and j.ready_at <= p_now and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
-                limit least(l.quota, case when v_turn.has_rules or v_turn.is_shared then greatest(
-                    (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, v_held)).capacity
+                limit least(l.quota, case when p_turn.has_rules or p_turn.is_shared then greatest(
+                    (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, p_held)).capacity
                         - cardinality(array_positions(v_lanes, l.lane_key)),
                     0
                 ) end)
                 for update skip locked
             ) j
             cross join lateral pgqueue._may_be_limited(
-                p_lane.is_limited or (v_turn.has_rules and j.limit_key is not null), j.task, null, p_now
+                p_lane.is_limited or (p_turn.has_rules and j.limit_key is not null), j.task, null, p_now
             ) t
-            limit v_want
+            limit wanted
         ) f;
         if v_got.rows is not null then
             rows := rows || v_got.rows;
             candidates := candidates || v_got.candidates;
             v_lanes := v_lanes || v_got.lanes;
-            v_want := v_want - cardinality(v_got.rows);
-            v_at := v_got.lanes[cardinality(v_got.lanes)];
-            v_credit := (v_got.quotas[cardinality(v_got.quotas)] - cardinality(array_positions(v_got.lanes, v_at)))
+            wanted := wanted - cardinality(v_got.rows);
+            lane_key := v_got.lanes[cardinality(v_got.lanes)];
+            credit := (v_got.quotas[cardinality(v_got.quotas)] - cardinality(array_positions(v_got.lanes, lane_key)))
                 % v_got.shares[cardinality(v_got.shares)];
-            exit when v_want = 0;
+            exit when wanted = 0;
         end if;
-        select a.stop, a.more into v_stop, v_more
-        from pgqueue._after_pass(v_queue, v_priority, v_from, v_busy, v_probes, v_got.lanes, v_got.quotas, v_got.shares, p_now) a;
-        if v_more > 0 and v_stop is null then
-            v_rounds := greatest(v_want / v_more, 1)::integer;
+        select
+            (
+                select x.lane_key
+                from pgqueue._lanes_in_turn(v_queue, v_priority, from_key, v_busy, p_now) x
+                offset v_probes - 1
+                limit 1
+            ),
+            -- The shares of those that gave all that they were asked for.
+            (
+                select coalesce(sum(g.share), 0)
+                from (
+                    select max(u.share) as share
+                    from unnest(v_got.lanes, v_got.quotas, v_got.shares) u (lane_key, quota, share)
+                    group by u.lane_key
+                    having count(*) >= max(u.quota)
+                ) g
+            )
+        into v_last, v_more;
+        if v_more > 0 and v_last is null then
+            v_rounds := greatest(wanted / v_more, 1)::integer;
         else
             -- Where no other of these lanes gave a job, no slot stays empty: once more, with those that come last.
-            exit when v_busy = '{}' or (v_stop is not null and rows <> '{}');
+            exit when v_busy = '{}' or (v_last is not null and rows <> '{}');
             v_busy := '{}';
             v_rounds := 1;
         end if;
     end loop;
-    if v_want > 0 and v_stop is not null then
-        v_at := v_stop;
-        v_credit := 0;
-        v_began := case when rows = '{}' then coalesce(v_turn.began, v_from) end;
-        -- Null: it has passed where the round began.
-        v_stop := case when ((v_stop < v_began, v_stop) < (v_from < v_began, v_from)) is not true then v_stop end;
-        v_began := case when v_stop is not null then v_began end;
-        perform pg_notify(pgqueue._channel(p_worker), 'wake') where v_stop is not null and pgqueue._may_notify();
-    end if;
-    if v_at is not null and (v_at, v_credit, v_began) is distinct from (v_turn.lane_key, v_turn.credit, v_turn.began) then
-        insert into pgqueue.turns (worker, queue, priority, lane_key, credit, began, at)
-        values (p_worker, v_queue, v_priority, v_at, v_credit, v_began, p_now);
-    end if;
-    if v_want > 0 and v_stop is null then
-        v_got := pgqueue._lock_others(p_lane, v_want, p_now, p_skipped || rows, p_all);
-        rows := rows || v_got.rows;
-        candidates := candidates || v_got.candidates;
-    end if;
-    -- Walking over 400 entries of an old snapshot, beyond the few that any claim walks, costs as much as moving a head.
-    if rows <> '{}' and random() * (500 + 400 * cardinality(rows))
-        < pg_stat_get_xact_tuples_returned('pgqueue.jobs_in_lanes'::regclass) - v_read - 5 * cardinality(rows)
-    then
-        perform pgqueue._move_heads_of(rows, -1, false, null, null);
-    end if;
-    if v_turn.is_shared and (rows <> '{}' or not v_is_noted) then
-        perform pgqueue._note_held(p_worker, v_queue, p_skipped || rows, p_now);
+    is_stopped := wanted > 0 and v_last is not null;
+    if is_stopped then
+        lane_key := v_last;
+        credit := 0;
     end if;
 end
-$$;
-
--- Inlined. Where the last claim of a worker has ended, and what claims of the queue need to ask of each lane. A round of claims
--- that find nothing takes no pauses: after five seconds another one begins.
-create or replace function pgqueue._turn_of(p_worker text, p_queue text, p_priority smallint, p_heads text, p_now timestamptz)
-returns table (lane_key text, credit integer, began text, has_shares boolean, is_shared boolean, has_rules boolean, has_heads boolean)
-language sql stable parallel safe rows 1
-as $$
-    select
-        t.lane_key, t.credit, case when t.at > p_now - interval '5 s' then t.began end,
-        exists (select from pgqueue.shares),
-        exists (select from pgqueue.queues q where q.name = p_queue and q.max_share < 1),
-        pgqueue._has_rules_of_tenants(p_now),
-        -- The last one first: behind it may be many dead rows.
-        (
-            select true
-            from pgqueue.heads h
-            where h.queue > p_heads and h.queue < p_heads || 'g'
-            order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
-            limit 1
-        )
-    from (select) one
-    left join lateral (
-        select x.lane_key, x.credit, x.began, x.at
-        from pgqueue.turns x
-        where x.worker = p_worker and x.queue = p_queue and x.priority = p_priority
-        order by x.worker desc, x.queue desc, x.priority desc, x.n desc
-        limit 1
-    ) t on true
 $$;
 
 -- Inlined. The lanes that a pass probes, p_most of them, for how many jobs each, and from where on. p_credit: what is left of the
@@ -225,33 +271,6 @@ begin
 end
 $$;
 
--- After a pass that has not filled the claim. stop: the last of the lanes that it may probe, if there are as many: the claim ends
--- there. more: the shares of those lanes that gave all that they were asked for.
-create or replace function pgqueue._after_pass(
-    p_queue text, p_priority smallint, p_from text, p_busy text[], p_most integer, p_lanes text[],
-    p_quotas integer[], p_shares integer[], p_now timestamptz, out stop text, out more bigint
-)
-language plpgsql stable
-as $$
-begin
-    stop := (
-        select x.lane_key
-        from pgqueue._lanes_in_turn(p_queue, p_priority, p_from, p_busy, p_now) x
-        offset p_most - 1
-        limit 1
-    );
-    more := (
-        select coalesce(sum(g.share), 0)
-        from (
-            select max(u.share) as share
-            from unnest(p_lanes, p_quotas, p_shares) u (lane_key, quota, share)
-            group by u.lane_key
-            having count(*) >= max(u.quota)
-        ) g
-    );
-end
-$$;
-
 -- The lanes that may have something due, in their order from p_from on and round, without p_busy. Inlined.
 create or replace function pgqueue._lanes_in_turn(p_queue text, p_priority smallint, p_from text, p_busy text[], p_now timestamptz)
 returns table (lane_key text)
@@ -268,27 +287,8 @@ as $$
     ) x
 $$;
 
--- One of the lanes that are due, each by its share: see _draw_by_weight. Called by the first claim of a worker alone.
-create or replace function pgqueue._draw_lane(p_queue text, p_priority smallint, p_now timestamptz)
-returns text
-language plpgsql
-as $$
-begin
-    return (
-        select d.lane_key
-        from (select x.lane_key from pgqueue._lanes_in_turn(p_queue, p_priority, E'\x01', '{}', p_now) x limit 10000) d
-        order by
-            case
-                when exists (select from pgqueue.shares) then -ln(1 - random()) / pgqueue._share_of(substr(d.lane_key, 9))
-                else random()
-            end
-        limit 1
-    );
-end
-$$;
-
 -- Locks jobs of a fair queue that are in no lane, of the first hundred jobs of all. Null: there is none.
-create or replace function pgqueue._lock_others(
+create or replace function pgqueue._lock_outside_lanes(
     p_lane pgqueue.due_lane, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[]
 )

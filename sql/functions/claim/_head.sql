@@ -18,7 +18,7 @@
 --    snapshot or an earlier one, a still earlier row, committed in between, could be missed.)
 -- 4. At the safe point and above, rows still come in, at any id. So the head never passes (safe point, 0).
 -- Nothing waits for a transaction that is open for 250 ms or more: the head's row names it, with the previous head as its
--- fallback mark. Once it has ended, readers use that mark as the head, and the next move starts from there.
+-- fallback. Once it has ended, readers use that as the head, and the next move starts from there.
 --
 -- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
 -- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
@@ -26,7 +26,7 @@
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it, for a walk
 --   over the dead entries of that second, and only beside an old snapshot.
 -- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. One
---   from the future shows a larger step: it writes a mark. While there is one, no head counts and none moves (_mark_heads.sql).
+--   from the future shows a larger step: it writes a mark. While there is one, no head counts and none moves (_check_clock.sql).
 -- - A horizon counts only if no later one has an earlier time.
 -- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
 --
@@ -35,7 +35,7 @@
 -- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that a probe of
 --   a key does not walk the entries of its former jobs. Its pair is (epoch, id), and its safe point is the newest id of
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
---   _requeue gives a job an old id again. It writes a mark with it (_mark_heads.sql).
+--   _requeue gives a job an old id again. It writes a mark with it (_check_clock.sql).
 
 -- Inlined (no SET, and stable), and expanded in each claim: so it is small, and calls _fallback only where a head has one.
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)

@@ -46,6 +46,15 @@ as $$
     select p_job.key is not null and p_job.state = 'waiting' and p_job.reservation = 0
 $$;
 
+-- Whether later jobs of its key wait for this one: the probes of a claim, asked of a row.
+create or replace function pgqueue._is_ahead(p_job pgqueue.jobs, p_now timestamptz)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select p_job.state = 'executing' or pgqueue._holds_position(p_job)
+        or (pgqueue._is_new_of_key(p_job) and p_job.run_at <= p_now)
+$$;
+
 -- The first job that is blocked behind another one of its key.
 create or replace function pgqueue._first_blocked(
     p_queue text, p_key text, p_from bigint, p_below bigint default 9223372036854775807

@@ -68,7 +68,7 @@ begin
         end if;
         if (v_base.at, v_base.id) < (v_safe.at, v_safe.id) then
             select f.at, f.id into v_first
-            from pgqueue._first_of(v_part.queue, v_part.priority, v_part.resumed, v_base.at, v_base.id, v_safe.at, v_safe.id) f;
+            from pgqueue._first_entry(v_part.queue, v_part.priority, v_part.resumed, v_base.at, v_base.id, v_safe.at, v_safe.id) f;
             select coalesce(v_first.at, v_safe.at) as at, coalesce(v_first.id, v_safe.id) as id into v_head;
         end if;
         continue when v_head = v_base and (v_base.at, v_base.id) = (coalesce(v_last.head, '-infinity'), coalesce(v_last.head_id, 0));
@@ -77,7 +77,7 @@ begin
         if not p_claimed then
             if v_first.at is null and not exists (
                 select
-                from pgqueue._first_of(
+                from pgqueue._first_entry(
                     v_part.queue, v_part.priority, v_part.resumed, v_head.at, v_head.id, v_now + interval '1 us', v_head.id
                 )
             ) then
@@ -113,7 +113,7 @@ $$;
 
 -- The first entry of a sub-lane from one pair on to below another one. For jobs with keys it reads a thousand ids, including
 -- live jobs without keys; if none has a key, it returns where to continue.
-create or replace function pgqueue._first_of(
+create or replace function pgqueue._first_entry(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
     p_below timestamptz, p_below_id bigint
 )
@@ -171,7 +171,7 @@ returns void
 language plpgsql
 as $$
 declare
-    v_parts integer := pgqueue._parts() * case when pgqueue._parts() > 1 then 4 else 1 end;
+    v_parts integer := pgqueue._queue_parts() * case when pgqueue._queue_parts() > 1 then 4 else 1 end;
     v_part integer := floor(random() * v_parts)::integer;
 begin
     perform pgqueue._renew_heads(pgqueue._clock());
@@ -195,7 +195,7 @@ returns integer
 language plpgsql
 as $$
 declare
-    v_parts integer := pgqueue._parts();
+    v_parts integer := pgqueue._queue_parts();
     v_part integer := floor(random() * v_parts)::integer;
     v_found bigint;
 begin
@@ -215,7 +215,7 @@ begin
             order by j.id
             limit 1
         )
-        else exists (select from pgqueue._first_of(p.queue, p.priority, p.resumed, '-infinity', 0, h.head, h.head_id))
+        else exists (select from pgqueue._first_entry(p.queue, p.priority, p.resumed, '-infinity', 0, h.head, h.head_id))
     end;
     get diagnostics v_found = row_count;
     return v_found::integer;

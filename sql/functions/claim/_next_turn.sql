@@ -108,7 +108,7 @@ $$;
 
 -- A slot that drew again may come before the slots that its new queue has. The jobs of a queue keep their order, and those of
 -- a batch share their slot. A claim that is full ends within a turn, of which each slot is filled then.
-create or replace function pgqueue._in_turn(p_draw pgqueue.draw)
+create or replace function pgqueue._jobs_by_slot(p_draw pgqueue.draw)
 returns setof pgqueue.claimed_job
 language plpgsql immutable parallel safe rows 100
 -- reserve has it off: each job would be compared with each slot.
@@ -134,7 +134,7 @@ end
 $$;
 
 -- Those of p_queues in which a job is due.
-create or replace function pgqueue._due_of(p_queues text[], p_now timestamptz)
+create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz)
 returns text[]
 language plpgsql
 as $$
@@ -197,7 +197,7 @@ begin
         order by min(l.lane_ready_at), l.queue;
         return;
     elsif p_strategy = 'round_robin' then
-        v_due := pgqueue._due_of(p_draw.among, p_now);
+        v_due := pgqueue._due_queues(p_draw.among, p_now);
         v_start := floor(random() * cardinality(v_due))::integer;
         return query
         select v_due[1 + (v_start + s.n::integer) % cardinality(v_due)], array_agg(s.slot order by s.slot)
@@ -220,7 +220,7 @@ begin
         from (
             select distinct on (d.slot) d.slot, d.queue
             from drawn d
-            join unnest(pgqueue._due_of(array(select distinct x.queue from drawn x), p_now)) u (queue) on u.queue = d.queue
+            join unnest(pgqueue._due_queues(array(select distinct x.queue from drawn x), p_now)) u (queue) on u.queue = d.queue
             order by d.slot, d.n
         ) p;
         v_slots := array(select s.slot from unnest(v_slots) s (slot) where (s.slot = any (v_placed)) is not true);
@@ -231,7 +231,7 @@ begin
         select p.slot, p.queue from unnest(v_placed, v_queues) p (slot, queue)
         union all
         select d.slot, d.queue
-        from pgqueue._draw_by_weight(v_slots, pgqueue._due_of(p_draw.among, p_now), p_queues, p_weights, v_share) d
+        from pgqueue._draw_by_weight(v_slots, pgqueue._due_queues(p_draw.among, p_now), p_queues, p_weights, v_share) d
         where v_slots <> '{}'
     ) f
     group by f.queue;

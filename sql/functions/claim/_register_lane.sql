@@ -59,7 +59,7 @@ as $$
 declare
     v_found integer := 0;
     v_now timestamptz := pgqueue._clock();
-    v_parts integer := pgqueue._parts();
+    v_parts integer := pgqueue._queue_parts();
     v_part integer := floor(random() * v_parts)::integer;
 begin
     for v_round in 1..100 loop

@@ -84,7 +84,7 @@ begin
     );
     if pgqueue._has_costs() then
         -- The claim has counted the job that it found.
-        perform pgqueue._settle(j, pgqueue._cost_of(j.id, j.cost, j.followers) - coalesce(v_job.cost, 1))
+        perform pgqueue._settle_units(j, pgqueue._cost_of(j.id, j.cost, j.followers) - coalesce(v_job.cost, 1))
         from pgqueue.jobs j
         where j.id = v_batch.ids[1];
     end if;

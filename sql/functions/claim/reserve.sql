@@ -148,7 +148,7 @@ begin
         perform pg_notify(pgqueue._channel(reserve.worker), 'wake');
     end if;
     if v_draw.jobs is not null then
-        return query select t.* from pgqueue._in_turn(v_draw) t;
+        return query select t.* from pgqueue._jobs_by_slot(v_draw) t;
     end if;
     if v_found.unmaintained then
         perform pgqueue._check_clock(pgqueue._clock());

@@ -3,7 +3,7 @@
 -- _clock() is clock_timestamp(), not now(): a job enqueued late in a long transaction must not look old. Tests
 -- replace it to travel in time. _clock() and _ready_at_unchecked() pin no search_path, so that they stay inlined.
 --
--- _ready_at() (in claim/_mark_heads.sql) takes the transaction's xid before it reads the clock: see _head.
+-- _ready_at() (in claim/_check_clock.sql) takes the transaction's xid before it reads the clock: see _head.
 
 create or replace function pgqueue._clock()
 returns timestamptz

@@ -20,7 +20,7 @@ begin
     if not found then
         return false;
     end if;
-    perform pgqueue._settle(v_job, spent.units - pgqueue._cost_of(v_job.id, v_job.cost, v_job.followers));
+    perform pgqueue._settle_units(v_job, spent.units - pgqueue._cost_of(v_job.id, v_job.cost, v_job.followers));
     return true;
 end
 $$;
@@ -31,7 +31,7 @@ comment on function pgqueue.spent(bigint, bigint, integer) is
     'select pgqueue.spent(17, 1048577, 1830); [worker]';
 
 -- Adds units to what the limits of a job have counted for it. A rate without a burst counts them at its start.
-create or replace function pgqueue._settle(p_job pgqueue.jobs, p_units bigint)
+create or replace function pgqueue._settle_units(p_job pgqueue.jobs, p_units bigint)
 returns void
 language plpgsql
 as $$

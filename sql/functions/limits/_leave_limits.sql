@@ -1,29 +1,5 @@
 -- Releases jobs that a limit or a pause blocks, once it has capacity again. _limits_of.sql tells the whole.
 
--- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
-create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
-returns table (target text)
-language sql stable parallel safe rows 1
-as $$
-    select l.target from pgqueue.limits l where l.kind = 'task' and l.target = any (p_tasks)
-    union all
-    select l.target from pgqueue.limits l where l.kind = 'key' and num_nonnulls(variadic p_keys) > 0
-    union all
-    select l.target from pgqueue.limits l where l.kind = 'limit_key' and num_nonnulls(variadic p_limit_keys) > 0
-$$;
-
--- Inlined: no SET, and stable. The first job that a limit or a pause blocks, in the order in which they are released.
-create or replace function pgqueue._first_blocked_on(p_name text)
-returns table (priority smallint, cost integer)
-language sql stable parallel safe rows 1
-as $$
-    select j.priority, j.cost
-    from pgqueue.jobs j
-    where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
-    order by j.blocked_on, j.priority desc, j.ready_at, j.id
-    limit 1
-$$;
-
 -- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
 -- not show the jobs that were blocked since: then the next claim or maintain does it, as where costs decide which may start.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
@@ -222,4 +198,28 @@ begin
     end loop;
     return cardinality(v_rows);
 end
+$$;
+
+-- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
+create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
+returns table (target text)
+language sql stable parallel safe rows 1
+as $$
+    select l.target from pgqueue.limits l where l.kind = 'task' and l.target = any (p_tasks)
+    union all
+    select l.target from pgqueue.limits l where l.kind = 'key' and num_nonnulls(variadic p_keys) > 0
+    union all
+    select l.target from pgqueue.limits l where l.kind = 'limit_key' and num_nonnulls(variadic p_limit_keys) > 0
+$$;
+
+-- Inlined: no SET, and stable. The first job that a limit or a pause blocks, in the order in which they are released.
+create or replace function pgqueue._first_blocked_on(p_name text)
+returns table (priority smallint, cost integer)
+language sql stable parallel safe rows 1
+as $$
+    select j.priority, j.cost
+    from pgqueue.jobs j
+    where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
+    order by j.blocked_on, j.priority desc, j.ready_at, j.id
+    limit 1
 $$;

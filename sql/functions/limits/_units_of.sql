@@ -9,6 +9,39 @@
 -- the last ten seconds before the newest level, and maintenance brings forward what was committed later.
 -- A sequence says whether a job ever had a cost. Until then nothing here is asked, and no limit reads what a job costs.
 
+-- What a limit with a burst or max_cost has left; infinity: nothing of it is taken, and a job may start whatever it costs.
+-- p_left: of a rate without a burst.
+create or replace function pgqueue._units_of(p_rule pgqueue.rule, p_left bigint, p_now timestamptz, p_lease_head timestamptz)
+returns double precision
+language plpgsql stable parallel safe
+as $$
+declare
+    v_rated double precision := case when p_rule.burst is null then p_left else (pgqueue._level_of(p_rule, p_now)).level end;
+    v_free double precision;
+begin
+    if p_rule.max_cost is not null then
+        v_free := (p_rule.max_cost - coalesce(
+            (
+                select sum(pgqueue._cost_of(j.id, j.cost, j.followers))
+                from pgqueue.jobs j
+                where j.state = 'executing' and j.lease_expires_at >= p_lease_head
+                    and case p_rule.kind
+                        when 'queue' then j.queue = p_rule.target
+                        when 'task' then j.task = p_rule.target
+                        when 'limit_key' then j.limit_key = p_rule.target
+                        else starts_with(j.key, p_rule.target)
+                    end
+            ), 0
+        ))::double precision;
+    end if;
+    return case
+        when coalesce(v_rated >= coalesce(p_rule.burst, p_rule.rate) - 1e-6, true) and coalesce(v_free >= p_rule.max_cost, true)
+            then 'infinity'
+        else least(v_rated, v_free)
+    end;
+end
+$$;
+
 create or replace function pgqueue._has_costs()
 returns boolean
 language plpgsql stable parallel safe
@@ -107,39 +140,6 @@ begin
     )
     insert into pgqueue.limit_levels (name, at, level)
     values (p_rule.name, greatest(v_level.at, p_now), v_level.level - p_units);
-end
-$$;
-
--- What a limit with a burst or max_cost has left; infinity: nothing of it is taken, and a job may start whatever it costs.
--- p_left: of a rate without a burst.
-create or replace function pgqueue._units_of(p_rule pgqueue.rule, p_left bigint, p_now timestamptz, p_lease_head timestamptz)
-returns double precision
-language plpgsql stable parallel safe
-as $$
-declare
-    v_rated double precision := case when p_rule.burst is null then p_left else (pgqueue._level_of(p_rule, p_now)).level end;
-    v_free double precision;
-begin
-    if p_rule.max_cost is not null then
-        v_free := (p_rule.max_cost - coalesce(
-            (
-                select sum(pgqueue._cost_of(j.id, j.cost, j.followers))
-                from pgqueue.jobs j
-                where j.state = 'executing' and j.lease_expires_at >= p_lease_head
-                    and case p_rule.kind
-                        when 'queue' then j.queue = p_rule.target
-                        when 'task' then j.task = p_rule.target
-                        when 'limit_key' then j.limit_key = p_rule.target
-                        else starts_with(j.key, p_rule.target)
-                    end
-            ), 0
-        ))::double precision;
-    end if;
-    return case
-        when coalesce(v_rated >= coalesce(p_rule.burst, p_rule.rate) - 1e-6, true) and coalesce(v_free >= p_rule.max_cost, true)
-            then 'infinity'
-        else least(v_rated, v_free)
-    end;
 end
 $$;
 

@@ -16,33 +16,26 @@ set enable_sort = off
 as $$
 declare
     v_lease_head timestamptz := pgqueue._lease_head();
-    -- The limits; for each job the subscripts of those that it is under, as text; for each limit what was counted.
+    -- The limits, and what is to be locked, is locked, was locked by another claim, and was counted, for each of them.
     v_limits pgqueue.touched_limit[];
     v_names text[];
-    v_of_jobs text[];
-    v_of_job integer[];
-    v_left integer[];
-    v_next_at timestamptz[];
-    v_timed boolean[];
-    v_started bigint[];
-    v_costs integer[];
-    v_places integer[];
-    v_units double precision[];
-    -- Which are to be locked, which are, and which another claim had locked.
     v_useful boolean[];
     v_locked boolean[];
     v_busy boolean[];
+    v_left integer[];
+    v_next_at timestamptz[];
+    v_timed boolean[];
+    v_units double precision[];
+    -- For each job what it costs, its place, and the subscripts of its limits, as text.
+    v_costs integer[];
+    v_places integer[];
+    v_of_jobs text[];
+    v_usable integer[];
     v_fits boolean;
-    v_at integer;
-    v_full integer;
-    v_may_start boolean;
-    v_starting integer := 0;
-    v_cost integer := 1;
+    v_started bigint[];
+    v_allotted record;
     v_has_rates boolean;
     v_has_buckets boolean;
-    -- Jobs without capacity, and the limit of each.
-    v_blocked tid[];
-    v_blocked_on integer[];
 begin
     select t.* into v_limits, v_names, v_useful, v_has_rates, v_has_buckets, v_costs, v_places
     from pgqueue._touched_limits(p_jobs, p_now) t;
@@ -80,14 +73,14 @@ begin
                 and (select sum(l.wanted) from unnest(v_limits) l) = (select count(*) from unnest(p_jobs) c where c.is_limited or c.key is not null);
             v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
             v_busy := array(select v_busy[i] is true or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i);
-            v_of_job := array(
+            v_usable := array(
                 select distinct u.i
                 from (select distinct u.limits::integer[] as limits from unnest(v_of_jobs) u (limits)) j
                 cross join lateral (select bool_and(v_left[i] > 0 and not v_busy[i]) as may_start from unnest(j.limits) i) m
                 cross join lateral unnest(j.limits) u (i)
                 where m.may_start
             );
-            v_useful := array(select i = any (v_of_job) from generate_subscripts(v_names, 1) i);
+            v_useful := array(select i = any (v_usable) from generate_subscripts(v_names, 1) i);
             exit when v_round = 3 or v_useful = v_locked;
             raise exception using errcode = 'lock_not_available';
         exception when lock_not_available then
@@ -99,48 +92,13 @@ begin
         v_started := array(select l.units from unnest(v_limits) l);
     else
         v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
-        v_started := array_fill(0, array[cardinality(v_names)]);
-        for v_n in 1..cardinality(p_jobs) loop
-            v_of_job := coalesce(v_of_jobs[v_n]::integer[], '{}');
-            v_full := null;
-            v_may_start := true;
-            v_cost := coalesce(v_costs[v_n], 1);
-            foreach v_at in array v_of_job loop
-                if v_left[v_at] <= 0 or v_units[v_at] < v_cost - 1e-6 then
-                    v_full := v_at;
-                    -- The next ones wait behind it.
-                    v_left[v_at] := 0;
-                elsif v_units[v_at] is not null and v_limits[v_at].waiting >= v_places[v_n] then
-                    v_full := v_at;
-                end if;
-                v_may_start := v_may_start and v_locked[v_at];
-            end loop;
-            if v_full is null and v_may_start and v_starting < p_free then
-                v_starting := v_starting + 1;
-                foreach v_at in array v_of_job loop
-                    v_left[v_at] := v_left[v_at] - (num_nulls(v_costs, v_units[v_at]) > 0 or v_limits[v_at].max_executing is not null)::integer;
-                    -- Less than the most, if nothing was taken.
-                    v_units[v_at] := case when v_cost = 0 then v_units[v_at]
-                        else least(v_units[v_at], coalesce(v_limits[v_at].burst, v_limits[v_at].rate), v_limits[v_at].max_cost) - v_cost end;
-                    v_started[v_at] := v_started[v_at] + v_cost;
-                end loop;
-            else
-                unstarted := unstarted || p_jobs[v_n].row_ctid;
-                -- One of a tenant that takes turns is enough to wait for the limit: the others keep their turns.
-                if v_limits[v_full].kind <> 'queue' and not (
-                    v_limits[v_full].kind = 'limit_key' and num_nonnulls(v_limits[v_full].waiting, array_position(v_blocked_on, v_full)) > 0
-                    and exists (select from pgqueue.jobs j where j.ctid = p_jobs[v_n].row_ctid and j.lane_key is not null and not j.resumed)
-                ) then
-                    v_blocked := v_blocked || p_jobs[v_n].row_ctid;
-                    v_blocked_on := v_blocked_on || v_full;
-                elsif v_full is not null or not v_may_start then
-                    skipped := skipped || p_jobs[v_n].row_ctid;
-                end if;
-            end if;
-        end loop;
-    end if;
-    if v_blocked is not null then
-        perform pgqueue._block_on_limits(v_blocked, v_blocked_on, v_names, v_next_at, v_timed);
+        v_allotted := pgqueue._allot_capacity(p_jobs, p_free, v_limits, v_of_jobs, v_costs, v_places, v_locked, v_left, v_units);
+        v_started := v_allotted.started;
+        unstarted := v_allotted.unstarted;
+        skipped := v_allotted.skipped;
+        if v_allotted.blocked is not null then
+            perform pgqueue._block_on_limits(v_allotted.blocked, v_allotted.blocked_on, v_names, v_next_at, v_timed);
+        end if;
     end if;
     if v_has_rates then
         insert into pgqueue.limit_starts (name, at, started)
@@ -155,6 +113,67 @@ begin
         from unnest(v_limits) with ordinality l
         where l.burst is not null and v_started[l.ordinality] > 0;
     end if;
+end
+$$;
+
+-- Gives the capacity of limits to these jobs in their order, where it is not enough for all, or some limits are not locked: reads
+-- only. p_left: how many jobs may start under each limit; p_units: how many units, null: it counts jobs alone. started: the units of
+-- each limit that start. unstarted, skipped: as _within_limits has them. blocked: those to be blocked, each on the limit that
+-- blocked_on has the subscript of.
+create or replace function pgqueue._allot_capacity(
+    p_jobs pgqueue.candidate[], p_free integer, p_limits pgqueue.touched_limit[], p_of_jobs text[], p_costs integer[],
+    p_places integer[], p_locked boolean[], p_left integer[], p_units double precision[],
+    out started bigint[], out unstarted tid[], out skipped tid[], out blocked tid[], out blocked_on integer[]
+)
+language plpgsql stable
+as $$
+declare
+    v_of_job integer[];
+    v_at integer;
+    v_full integer;
+    v_may_start boolean;
+    v_starting integer := 0;
+    v_cost integer;
+begin
+    started := array_fill(0, array[cardinality(p_limits)]);
+    for v_n in 1..cardinality(p_jobs) loop
+        v_of_job := coalesce(p_of_jobs[v_n]::integer[], '{}');
+        v_full := null;
+        v_may_start := true;
+        v_cost := coalesce(p_costs[v_n], 1);
+        foreach v_at in array v_of_job loop
+            if p_left[v_at] <= 0 or p_units[v_at] < v_cost - 1e-6 then
+                v_full := v_at;
+                -- The next ones wait behind it.
+                p_left[v_at] := 0;
+            elsif p_units[v_at] is not null and p_limits[v_at].waiting >= p_places[v_n] then
+                v_full := v_at;
+            end if;
+            v_may_start := v_may_start and p_locked[v_at];
+        end loop;
+        if v_full is null and v_may_start and v_starting < p_free then
+            v_starting := v_starting + 1;
+            foreach v_at in array v_of_job loop
+                p_left[v_at] := p_left[v_at] - (num_nulls(p_costs, p_units[v_at]) > 0 or p_limits[v_at].max_executing is not null)::integer;
+                -- Less than the most, if nothing was taken.
+                p_units[v_at] := case when v_cost = 0 then p_units[v_at]
+                    else least(p_units[v_at], coalesce(p_limits[v_at].burst, p_limits[v_at].rate), p_limits[v_at].max_cost) - v_cost end;
+                started[v_at] := started[v_at] + v_cost;
+            end loop;
+        else
+            unstarted := unstarted || p_jobs[v_n].row_ctid;
+            -- One of a tenant that takes turns is enough to wait for the limit: the others keep their turns.
+            if p_limits[v_full].kind <> 'queue' and not (
+                p_limits[v_full].kind = 'limit_key' and num_nonnulls(p_limits[v_full].waiting, array_position(blocked_on, v_full)) > 0
+                and exists (select from pgqueue.jobs j where j.ctid = p_jobs[v_n].row_ctid and j.lane_key is not null and not j.resumed)
+            ) then
+                blocked := blocked || p_jobs[v_n].row_ctid;
+                blocked_on := blocked_on || v_full;
+            elsif v_full is not null or not v_may_start then
+                skipped := skipped || p_jobs[v_n].row_ctid;
+            end if;
+        end if;
+    end loop;
 end
 $$;
 

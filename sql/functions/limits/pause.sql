@@ -56,7 +56,7 @@ end
 $$;
 
 -- What stands still, a row for each target: the pause that ends last, and since when one has stood.
-create or replace function pgqueue._standing(p_now timestamptz)
+create or replace function pgqueue._standing_pauses(p_now timestamptz)
 returns table (kind text, target text, source text, since timestamptz, until timestamptz, reason text, by text)
 language sql stable parallel safe rows 10
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- Partitions of history, by the day or the month (UTC) in which their rows expire.
+-- Partitions of history, by the day or the month (UTC) in which the retention of their rows ends.
 --
 -- CREATE TABLE ... PARTITION OF and DROP need ACCESS EXCLUSIVE on the parent, and while they wait for a reader
 -- every completion waits behind them. So a partition is created as a plain table and *attached*, which only needs
@@ -143,7 +143,7 @@ begin
                         execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
                         execute format(
                             'comment on table pgqueue.%I is %L', v_name,
-                            format('Private: rows of history that expire from %s to %s.', p_lower, p_upper)
+                            format('Private: rows of history whose retention ends from %s to %s.', p_lower, p_upper)
                         );
                     end if;
                     -- Without it no row could be deleted under a publication for all tables. Not inherited.
@@ -193,7 +193,7 @@ begin
 end
 $$;
 
--- Drops the oldest partition all of whose rows have expired, if there is one.
+-- Drops the oldest partition for whose rows retention is over, if there is one.
 create or replace function pgqueue._drop_partition(p_now timestamptz)
 returns void
 language plpgsql

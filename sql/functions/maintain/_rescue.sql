@@ -9,19 +9,6 @@
 -- reserved before it ran maintenance.
 -- If a worker is gone, each job that it had reported as started counts one crash (see _put_back).
 
-create or replace function pgqueue._gap_at(p_now timestamptz)
-returns timestamptz
-language plpgsql stable parallel safe
-as $$
-declare
-    v_run record;
-begin
-    select h.at, h.gap_at into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
-    -- A run that commits meanwhile may have a time slightly after ours; a step back is more than a second.
-    return case when v_run.at between p_now - interval '8 s' and p_now + interval '1 s' then v_run.gap_at else p_now end;
-end
-$$;
-
 -- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap that ended at p_gap_at (null: look it up).
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 language plpgsql
@@ -238,5 +225,18 @@ begin
     perform pgqueue._register_lane(m.queue, m.priority, v_now), pgqueue._wake(m.queue, v_now, 2, null)
     from unnest(v_seen.lanes) m;
     return case when v_seen.rows = p_limit then v_seen.last end;
+end
+$$;
+
+create or replace function pgqueue._gap_at(p_now timestamptz)
+returns timestamptz
+language plpgsql stable parallel safe
+as $$
+declare
+    v_run record;
+begin
+    select h.at, h.gap_at into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
+    -- A run that commits meanwhile may have a time slightly after ours; a step back is more than a second.
+    return case when v_run.at between p_now - interval '8 s' and p_now + interval '1 s' then v_run.gap_at else p_now end;
 end
 $$;

@@ -1,6 +1,6 @@
 -- Bulk calls: find jobs by filter, then lock and change at most max_jobs of them.
 --
--- _act is a search, oldest first: it reads without locks and ends at enough matches or enough rows, so a call costs
+-- _act_on_jobs is a search, oldest first: it reads without locks and ends at enough matches or enough rows, so a call costs
 -- the same among ten jobs and among ten million. Parents are older than their children: a retry brings them back first.
 -- It then locks the jobs found, in id order, FOR UPDATE SKIP LOCKED, and checks state and queue again: it never waits,
 -- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts the remaining matches.
@@ -93,12 +93,12 @@ begin
         where v_given ? n.name
     );
     select a.* into changed, skipped, left_over, is_exact, next_after
-    from pgqueue._act(p_action, pgqueue._read_filter(v_filter, p_max_jobs, 50000), v_given, null, p_max_jobs, p_after) a;
+    from pgqueue._act_on_jobs(p_action, pgqueue._read_filter(v_filter, p_max_jobs, 50000), v_given, null, p_max_jobs, p_after) a;
 end
 $$;
 
 -- p_audited: what the audit keeps of the filter. p_changes: for update_many alone.
-create or replace function pgqueue._act(
+create or replace function pgqueue._act_on_jobs(
     p_action text, p_filter pgqueue.job_filter, p_audited jsonb, p_changes jsonb, p_max_jobs integer, p_after jsonb,
     out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )

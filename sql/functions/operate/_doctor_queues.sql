@@ -52,7 +52,7 @@ as $$
         format('nothing of it starts since %s, until %s: %s', s.since, coalesce(s.until::text, 'resume()'),
             concat_ws(', ', s.source || ' ' || s.by, s.reason)),
         format('select pgqueue.resume(%L, %L, %L);', s.kind, s.target, s.source)
-    from pgqueue._standing(p_now) s
+    from pgqueue._standing_pauses(p_now) s
     where s.since < p_now - interval '1 day' and s.source <> 'breaker'
         and not exists (select from late w where s.kind = 'queue' and w.queue_name = s.target)
     union all

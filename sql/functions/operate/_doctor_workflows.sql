@@ -69,7 +69,7 @@ as $$
                 order by j.id desc
                 limit 2000
             ) x
-            cross join lateral (select pgqueue._behind(array[x.id], 200000) as ids offset 0) b
+            cross join lateral (select pgqueue._jobs_behind(array[x.id], 200000) as ids offset 0) b
             cross join lateral (
                 select max(c.id) as member
                 from pgqueue.jobs c

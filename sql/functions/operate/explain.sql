@@ -159,7 +159,7 @@ as $$
             ' since ' || s.since, ' until ' || s.until, ' by ' || s.by, ': ' || s.reason
         ),
         s.until
-    from pgqueue._standing(p_now) s
+    from pgqueue._standing_pauses(p_now) s
     where (s.kind = 'queue' and s.target = p_job.queue)
         or format('pause:%s:%s', s.kind, s.target) in (select p.name from pgqueue._pauses_of(p_job.task, p_job.limit_key, p_now) p)
     order by s.until desc nulls first

@@ -57,7 +57,7 @@ begin
     where x.value is not null
     union all
     select 'pgqueue_pauses', jsonb_build_object('kind', s.kind, 'source', s.source), count(*)::double precision
-    from pgqueue._standing(v_now) s
+    from pgqueue._standing_pauses(v_now) s
     group by s.kind, s.source
     union all
     select
@@ -79,7 +79,7 @@ begin
     cross join lateral pgqueue._last_heartbeat(l.name) b
     where b.memory is not null
     union all
-    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._tenants(10, 40) t
+    select 'pgqueue_tenant_jobs', jsonb_build_object('tenant', t.tenant), t.jobs from pgqueue._count_tenants(10, 40) t
     union all
     select
         'pgqueue_dead_jobs', jsonb_build_object('task', d.task, 'class', coalesce(d.class, ''), 'error', d.fingerprint), sum(d.jobs)::double precision
@@ -140,7 +140,7 @@ comment on function pgqueue.metrics() is
 
 -- How many jobs of each limit_key wait, the most first; what is beyond p_most is in one row. Reads the jobs of p_blocks blocks
 -- of the table, and estimates by them where it has more: no index has limit_key, for every enqueue would pay for it.
-create or replace function pgqueue._tenants(p_most integer, p_blocks integer)
+create or replace function pgqueue._count_tenants(p_most integer, p_blocks integer)
 returns table (tenant text, jobs double precision)
 language sql rows 10
 as $$

@@ -4,7 +4,7 @@
 -- and its reservation, which keeps growing, so that a former worker stays fenced off. A job that was ever reserved takes
 -- its old position in its key again; another has its position by its run_at, which therefore must not be in the future. It
 -- takes its dedupe key again if that is free; if another job has it, the job comes back without one.
--- A job that never started, and depends on jobs that have not ended, waits for them again: see _reopen.sql.
+-- A job that never started, and depends on jobs that have not ended, waits for them again: see _reopen_children.
 
 create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
 returns boolean

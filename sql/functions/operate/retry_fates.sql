@@ -1,6 +1,6 @@
 -- retry_fates: what became of the jobs that bulk retries brought back.
 --
--- The jobs of a retry are listed with it, by _act. Live ones are looked up by their ids, 250 in all at most; the
+-- The jobs of a retry are listed with it, by _act_on_jobs. Live ones are looked up by their ids, 250 in all at most; the
 -- dead and the cancelled are read by their index, between the first and the last id, 10,000 of each at most. Locks nothing.
 
 create or replace function pgqueue.retry_fates(max_retries integer default 20)

@@ -56,7 +56,7 @@ begin
         v_patterns := v_patterns || jsonb_build_object(v_field, (
             select coalesce(jsonb_agg(case v_field
                 when 'errors' then '%' || l.pattern || '%'
-                -- Tags joined to one text: a subquery would keep _fits from being inlined.
+                -- Tags joined to one text: a subquery would keep _fits_filter from being inlined.
                 when 'tags' then
                     '%' || e'\x1f' || l.pattern || case when pgqueue._only_name(array[l.pattern]) is null then '' else e'\x1f%' end
                 else l.pattern
@@ -113,7 +113,7 @@ $$;
 
 -- Inlined: no SET, no subquery, and stable, for the text of a state is. Where the planner knows the filter, only the fields
 -- that are given are looked at.
-create or replace function pgqueue._fits(
+create or replace function pgqueue._fits_filter(
     p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tenant text,
     p_enqueued_by text, p_tags text[], p_worker text,
     p_errors jsonb, p_priority smallint, p_attempts integer, p_created_at timestamptz, p_run_at timestamptz,
@@ -153,7 +153,7 @@ as $$
         and ((p_filter).args is null or p_args @> all ((p_filter).args))
 $$;
 
--- Inlined, like _fits; dead_groups() calls it too.
+-- Inlined, like _fits_filter; dead_groups() calls it too.
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text
 language sql immutable parallel safe

@@ -49,7 +49,7 @@ begin
                     (v_filter.ids is null or j.id in (select i.id from unnest(v_filter.ids) i (id)))
                         and (v_filter.groups is null or j.group_id = any (v_filter.groups))
                         and j.id between coalesce(v_filter.id_from, 0) and coalesce(v_filter.id_to, 9223372036854775807)
-                        and pgqueue._fits(
+                        and pgqueue._fits_filter(
                             v_filter, j.state, j.queue, j.task, j.key, j.limit_key, j.enqueued_by, j.tags, j.reserved_by, j.errors,
                             j.priority, j.attempts, j.created_at, j.ready_at, null, j.args
                         ) as fits

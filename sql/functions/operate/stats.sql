@@ -50,12 +50,12 @@ begin
             union
             select x.name from pgqueue.queues x
             union
-            select x.target from pgqueue._standing(v_now) x where x.kind = 'queue'
+            select x.target from pgqueue._standing_pauses(v_now) x where x.kind = 'queue'
             union
             select x.queue from pgqueue.lanes x where x.queue <> '@groups'
         ) n
         left join counted c on c.queue = n.queue
-        left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = n.queue
+        left join pgqueue._standing_pauses(v_now) q on q.kind = 'queue' and q.target = n.queue
     )
     select jsonb_build_object(
         'queues', coalesce(jsonb_agg(to_jsonb(l) order by l.queue), '[]'),
@@ -92,7 +92,7 @@ begin
             from pgqueue.effective_schedules s
         ),
         'limits', case when stats.recent is not false then pgqueue._limits_now(10000, 1000) else pgqueue._limits_now(1000000000, 2147483647) end,
-        'pauses', (select coalesce(jsonb_agg(to_jsonb(p)), '[]') from (select x.* from pgqueue._standing(v_now) x limit 1000) p),
+        'pauses', (select coalesce(jsonb_agg(to_jsonb(p)), '[]') from (select x.* from pgqueue._standing_pauses(v_now) x limit 1000) p),
         'breakers', (
             select coalesce(jsonb_agg(to_jsonb(b) order by b.kind, b.target), '[]')
             from (

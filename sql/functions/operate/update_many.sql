@@ -16,7 +16,7 @@ begin
     where case jsonb_typeof(filter) when 'object' then filter - 'states' = '{}' end;
     return query
     select a.changed, a.skipped, a.next_after
-    from pgqueue._act(
+    from pgqueue._act_on_jobs(
         'update_many',
         pgqueue._read_filter(
             case

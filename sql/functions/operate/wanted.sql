@@ -21,7 +21,7 @@ begin
             union all
             select n.queue, n.due, n.executing from pgqueue._count_queues(v_now, 1000) n where not v_is_sampled
         ) c
-        left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = c.queue
+        left join pgqueue._standing_pauses(v_now) q on q.kind = 'queue' and q.target = c.queue
         where wanted.queues is null or c.queue = any (wanted.queues)
     ) + (
         select count(*)::integer

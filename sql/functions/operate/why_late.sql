@@ -71,7 +71,7 @@ declare
     v_is_served boolean := exists (select from pgqueue._living_workers_of(p_queue, p_now));
 begin
     select j.* into v_first from pgqueue._ready_jobs(p_queue, 1, p_now) j order by j.ready_at, j.id limit 1;
-    select s.*, s.by as actor into v_pause from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue;
+    select s.*, s.by as actor into v_pause from pgqueue._standing_pauses(p_now) s where s.kind = 'queue' and s.target = p_queue;
     -- Where a sample tells of now, its numbers are not counted again: that would take longer than all the rest.
     select s.* into v_sample from pgqueue._last_samples() s where s.queue = p_queue and pgqueue._is_sampled(p_now);
     v_due := case when v_first.id is not null

@@ -79,7 +79,7 @@ end
 $$;
 
 -- If a parent has a dedupe key, its id may be that of an older job. If it was refused, its child is refused as well.
--- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circles.sql. One walk for each
+-- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circle. One walk for each
 -- group: one for each job would read a long chain as many times as it has followers.
 create or replace function pgqueue._batch_children(
     p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]

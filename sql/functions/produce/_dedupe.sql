@@ -4,8 +4,8 @@
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
 -- *job*, and checks that the row still exists; else it starts again. A transaction that ends a job also locks the job first, and
--- then deletes its row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, and the row of a
--- job that it supersedes, for which it then does not wait, are updated in place.
+-- then deletes its row; so the two cannot wait for each other. Only a row whose time is over, which no ending job deletes, and
+-- the row of a job that it supersedes, for which it then does not wait, are updated in place.
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
 create or replace function pgqueue._dedupe(

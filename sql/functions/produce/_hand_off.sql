@@ -1,7 +1,7 @@
 -- Hand-off: when a transaction commits, a job that it enqueued is reserved for an idle worker, and sent to it whole.
 --
--- The worker starts it without a claim: one round trip, one commit and one wake-up less. enqueue marks a row as offered
--- where it saw an idle worker. This deferred trigger reads that row again when the transaction commits, as it is by then:
+-- The worker starts it without a claim: one round trip, one commit and one wake-up less. enqueue offers a row where it
+-- saw an idle worker. This deferred trigger reads that row again when the transaction commits, as it is by then:
 -- perhaps deleted, cancelled, reserved, paused, a limit set. So nothing that the transaction did has another
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --

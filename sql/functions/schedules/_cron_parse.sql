@@ -1,4 +1,4 @@
--- Parses a cron expression into eight texts, in which a search (see _cron_search.sql) finds the next allowed values.
+-- Parses a cron expression into eight texts, in which a search (see _cron_next) finds the next allowed values.
 --
 -- 1 to 6  second, minute, hour, day of month, month, day of week: a 1 for each value from 0 on that is allowed, else a 0
 -- 7       true: neither day of month nor day of week begins with *: either is enough, as in cron

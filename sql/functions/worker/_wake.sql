@@ -17,10 +17,10 @@ set enable_seqscan = off set jit = off
 as $$
 declare
     v_payload text := case when p_ready_at > pgqueue._clock() then 'due' else 'wake' end;
-    v_mark text := E'\x1f' || v_payload || ' ' || p_queue || E'\x1f';
+    v_sent text := E'\x1f' || v_payload || ' ' || p_queue || E'\x1f';
     v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
 begin
-    if strpos(v_woken, v_mark) > 0 or not pgqueue._may_notify() then
+    if strpos(v_woken, v_sent) > 0 or not pgqueue._may_notify() then
         return;
     end if;
 
@@ -44,7 +44,7 @@ begin
     else
         perform pg_notify('pgqueue', p_queue);
     end if;
-    perform set_config('pgqueue.woken', v_woken || v_mark, true);
+    perform set_config('pgqueue.woken', v_woken || v_sent, true);
 end
 $$;
 

@@ -1,4 +1,4 @@
--- awake: the worker found jobs and needs no wake-up. Deletes its idle registrations. Without this call they expire by
+-- awake: the worker found jobs and needs no wake-up. Deletes its idle registrations. Without this call they lapse by
 -- themselves, and cost producers a NOTIFY until then.
 
 create or replace function pgqueue.awake(worker text)

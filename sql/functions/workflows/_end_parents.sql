@@ -1,12 +1,4 @@
--- Settles the jobs that depend on a job that ended. See _dependencies.sql.
-
--- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
-create or replace function pgqueue._has_notes()
-returns boolean
-language sql parallel safe
-as $$
-    select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
-$$;
+-- Settles the jobs that depend on a job that ended. See _add_dependencies.
 
 -- Settles the children of jobs that ended; p_state: succeeded, dead, cancelled or deleted.
 create or replace function pgqueue._end_parents(p_ids bigint[], p_state text)
@@ -148,7 +140,7 @@ begin
 end
 $$;
 
--- Reads the parents of new children in a later transaction, and returns the children to check again: see _dependencies.sql. Locks
+-- Reads the parents of new children in a later transaction, and returns the children to check again: see _add_dependencies. Locks
 -- ended parents in history, so that no retry brings them back at the same time. p_failed: reads those that had ended badly when
 -- the child was enqueued, for another session may have been retrying them, and could not see the child.
 create or replace function pgqueue._check_parents(p_children bigint[], p_failed boolean)
@@ -234,4 +226,12 @@ begin
         )
     );
 end
+$$;
+
+-- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
+create or replace function pgqueue._has_notes()
+returns boolean
+language sql parallel safe
+as $$
+    select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
 $$;

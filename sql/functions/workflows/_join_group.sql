@@ -1,4 +1,4 @@
--- How members join a group, and are cancelled with it. See _groups.sql for how a group ends.
+-- How members join a group, and are cancelled with it. See _look_at_groups for how a group ends.
 
 create or replace function pgqueue._join_group(p_group_id bigint)
 returns bigint

@@ -3,24 +3,6 @@
 -- A row of steps is inserted and never updated; it is fenced by the reservation, and of one name only the first row counts.
 -- At the end of its job it moves to history.steps, with its result only if the job may be retried.
 
-create or replace function pgqueue._check_step(p_name text, p_result jsonb)
-returns void
-language plpgsql stable parallel safe
-as $$
-begin
-    perform pgqueue._check_name('name of a step', p_name, 512);
-    if pg_column_size(p_result) > 1000 then
-        perform pgqueue._refuse(
-            format('the result of a step must be at most %s bytes of JSON', m.bytes),
-            format('It has %s bytes.', octet_length(p_result::text)),
-            'Store the data elsewhere and return a reference, or raise pgqueue.settings.max_args_bytes.'
-        )
-        from (select coalesce(max(s.max_args_bytes), 1048576) as bytes from pgqueue.settings s where s.one) m
-        where octet_length(p_result::text) > m.bytes;
-    end if;
-end
-$$;
-
 -- The caller has locked the row of the job.
 create or replace function pgqueue._store_step(p_job_id bigint, p_name text, p_result jsonb)
 returns void
@@ -37,6 +19,24 @@ begin
     select p_job_id, p_name, p_result, j.attempts, pgqueue._clock() from pgqueue.jobs j where j.id = p_job_id
     on conflict (job_id, name) do nothing;
     perform pgqueue._begin_steps(p_job_id);
+end
+$$;
+
+create or replace function pgqueue._check_step(p_name text, p_result jsonb)
+returns void
+language plpgsql stable parallel safe
+as $$
+begin
+    perform pgqueue._check_name('name of a step', p_name, 512);
+    if pg_column_size(p_result) > 1000 then
+        perform pgqueue._refuse(
+            format('the result of a step must be at most %s bytes of JSON', m.bytes),
+            format('It has %s bytes.', octet_length(p_result::text)),
+            'Store the data elsewhere and return a reference, or raise pgqueue.settings.max_args_bytes.'
+        )
+        from (select coalesce(max(s.max_args_bytes), 1048576) as bytes from pgqueue.settings s where s.one) m
+        where octet_length(p_result::text) > m.bytes;
+    end if;
 end
 $$;
 

@@ -103,7 +103,7 @@ as $$
 $$;
 
 -- Decides on a child by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
-create or replace function pgqueue._verdict(p_run_if text, p_open boolean, p_failed boolean)
+create or replace function pgqueue._decide_child(p_run_if text, p_open boolean, p_failed boolean)
 returns text
 language sql immutable parallel safe
 as $$
@@ -154,8 +154,8 @@ begin
             end as error,
             case
                 when not w.is_locked then 'held'
-                when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
-                else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
+                when j.blocked_on = '@jobs' then pgqueue._decide_child('finished', o.is_open, false)
+                else pgqueue._decide_child(j.run_if, o.is_open, f.parent is not null)
             end as verdict
         from unnest(v_ids, v_are_locked) w (id, is_locked)
         cross join lateral (

@@ -82,7 +82,7 @@ begin
     -- Where a note led to no circle, for it is too large. Each of these groups has a member that waits for what is blocked.
     perform pgqueue._leave_circle(v.id, v_bound)
     from unnest(v_found.waiting_groups) g (id)
-    cross join lateral (select pgqueue._behind(array[g.id], v_bound) as ids offset 0) b
+    cross join lateral (select pgqueue._jobs_behind(array[g.id], v_bound) as ids offset 0) b
     cross join lateral (
         -- A suspended job before one that has not begun; the last one of them.
         select j.id

@@ -17,7 +17,7 @@ language plpgsql
 as $$
 declare
     -- The first one counts all.
-    v_parts integer := case when exists (select from pgqueue._last_samples()) then pgqueue._parts() else 1 end;
+    v_parts integer := case when exists (select from pgqueue._last_samples()) then pgqueue._queue_parts() else 1 end;
     v_part integer := coalesce(p_cursor[1]::integer, 0) % v_parts;
     v_always text[] := array(select s.queue from pgqueue._last_samples() s where v_parts > 1 order by s.due + s.blocked + s.executing desc limit 50);
     v_most integer := least(10000, greatest(1000, coalesce(1e10 / nullif((
@@ -149,7 +149,7 @@ end
 $$;
 
 -- Into how many parts maintenance divides the queues, and whether a queue is in one of them, or in p_always.
-create or replace function pgqueue._parts()
+create or replace function pgqueue._queue_parts()
 returns integer
 language sql stable parallel safe
 as $$
@@ -174,7 +174,7 @@ as $$
     where s.span = 10
         -- One of each part, however long ago: maintenance may have stood still.
         and s.at >= (
-            select min(x.at) from (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit pgqueue._parts()) x
+            select min(x.at) from (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit pgqueue._queue_parts()) x
         )
         and s.queue <> ''
     order by s.queue, s.at desc

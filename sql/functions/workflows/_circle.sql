@@ -7,6 +7,59 @@
 -- its job, and the note of the one that commits last is read when all have committed: _break_circles takes one job out of the
 -- circle then, and all readers choose the same one. _sweep_dependencies finds circles that have no note.
 
+-- How these parents would make a circle; null: they make none.
+-- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
+-- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
+-- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
+-- one step then. Null may mean that the circle is larger: maintain looks again, with a larger bound.
+create or replace function pgqueue._circle(
+    p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000
+)
+returns text
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+    v_behind bigint[];
+    v_ahead bigint;
+    v_walked bigint;
+begin
+    with recursive outer_groups (id, n) as (
+        select p_group_id, 1
+        where p_group_id is not null
+        union all
+        select j.group_id, o.n + 1
+        from outer_groups o
+        cross join lateral (select x.group_id from pgqueue.jobs x where x.id = o.id limit 1) j
+        where j.group_id is not null and o.n < 100
+    )
+    select array_remove(array_agg(o.id) || p_job_id, null) into v_behind from outer_groups o;
+
+    with recursive ahead (id) as (
+        select p.id from unnest(p_parents) p (id)
+        union
+        select w.id
+        from ahead a
+        cross join lateral (select x.group_id from pgqueue.jobs x where x.id = a.id limit 1) j
+        cross join lateral pgqueue._waits_for(a.id) w
+        where a.id <> all (v_behind)
+            -- The members of the group were checked when they joined it.
+            and (p_job_id is not null or j.group_id is distinct from p_group_id)
+    )
+    select min(r.id) filter (where r.id = any (v_behind)), count(*) into v_ahead, v_walked
+    from (select a.id from ahead a limit 10000) r;
+    if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._jobs_behind(v_behind, p_bound) && p_parents then
+        v_ahead := coalesce(p_group_id, p_job_id);
+    end if;
+    return case
+        when v_ahead = p_job_id then 'A job that it names waits for this job.'
+        when v_ahead is not null
+            then format('It names group %s, or a job that waits for it, and that group waits for this job.', v_ahead)
+    end;
+end
+$$;
+
 -- Inlined: no SET.
 create or replace function pgqueue._open_parents(p_child bigint)
 returns table (id bigint)
@@ -53,59 +106,6 @@ as $$
         union all
         (select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null)
     ) w
-$$;
-
--- How these parents would make a circle; null: they make none.
--- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
--- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
--- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
--- one step then. Null may mean that the circle is larger: maintain looks again, with a larger bound.
-create or replace function pgqueue._circle(
-    p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000
-)
-returns text
-language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-declare
-    v_behind bigint[];
-    v_ahead bigint;
-    v_walked bigint;
-begin
-    with recursive outer_groups (id, n) as (
-        select p_group_id, 1
-        where p_group_id is not null
-        union all
-        select j.group_id, o.n + 1
-        from outer_groups o
-        cross join lateral (select x.group_id from pgqueue.jobs x where x.id = o.id limit 1) j
-        where j.group_id is not null and o.n < 100
-    )
-    select array_remove(array_agg(o.id) || p_job_id, null) into v_behind from outer_groups o;
-
-    with recursive ahead (id) as (
-        select p.id from unnest(p_parents) p (id)
-        union
-        select w.id
-        from ahead a
-        cross join lateral (select x.group_id from pgqueue.jobs x where x.id = a.id limit 1) j
-        cross join lateral pgqueue._waits_for(a.id) w
-        where a.id <> all (v_behind)
-            -- The members of the group were checked when they joined it.
-            and (p_job_id is not null or j.group_id is distinct from p_group_id)
-    )
-    select min(r.id) filter (where r.id = any (v_behind)), count(*) into v_ahead, v_walked
-    from (select a.id from ahead a limit 10000) r;
-    if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._behind(v_behind, p_bound) && p_parents then
-        v_ahead := coalesce(p_group_id, p_job_id);
-    end if;
-    return case
-        when v_ahead = p_job_id then 'A job that it names waits for this job.'
-        when v_ahead is not null
-            then format('It names group %s, or a job that waits for it, and that group waits for this job.', v_ahead)
-    end;
-end
 $$;
 
 -- Refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.
@@ -242,7 +242,7 @@ end
 $$;
 
 -- The jobs that wait for these, directly or not, up to p_bound, by the other direction of _waits_for; these too, if in a circle.
-create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
+create or replace function pgqueue._jobs_behind(p_ids bigint[], p_bound integer)
 returns bigint[]
 language sql stable parallel safe
 set plan_cache_mode = force_generic_plan set enable_bitmapscan = off

@@ -209,7 +209,7 @@ begin
                 select
                     j.id, %2$s, row_number() over () as n,
                     -- The ids last: they may be ten thousand, and few of them in the states.
-                    pgqueue._fits(
+                    pgqueue._fits_filter(
                         $1, j.state, j.queue, j.task, j.key, j.limit_key, j.enqueued_by, j.tags, j.reserved_by, j.errors, j.priority,
                         j.attempts, j.created_at, %3$s, j.args
                     ) and (($1).ids is null or j.id = any (($1).ids)) as fits

@@ -87,7 +87,7 @@ begin
             perform pgqueue._leave_notes('group', array[v_id], interval '500 ms') where v_is_ending;
             continue;
         end if;
-        v_verdict := pgqueue._verdict(
+        v_verdict := pgqueue._decide_child(
             v_group.run_if,
             exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is null),
             exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is not null)
