@@ -21,13 +21,13 @@ __version__ = "0.1.0"
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pgqueue._options import TaskOptions
 from pgqueue.app import App
 from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_copy, enqueue_many, enqueue_outcome
 from pgqueue.errors import PgQueueError
 from pgqueue.hooks import Event
 from pgqueue.job import Job, current_job
 from pgqueue.middleware import Codec
-from pgqueue.options import TaskOptions
 from pgqueue.signals import Cancel, Discard, Retry, Snooze, Throttled
 from pgqueue.tasks import Task
 from pgqueue.wait import Outcome, wait

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, Protocol, TypeVar, Unpack, overload
 
-from pgqueue.cron import check_cron
+from pgqueue._cron import check_cron
+from pgqueue._options import ScheduleSettings, TaskOptions, TaskSettings, is_name
 from pgqueue.db.declare import check_schedule_options
 from pgqueue.errors import ConfigError, DuplicateTask
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
-from pgqueue.options import ScheduleSettings, TaskOptions, TaskSettings, is_name
 from pgqueue.tasks import JobTask, P, R, Task
 from pgqueue.workflows import Group
 

@@ -7,7 +7,8 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Protocol, Unpack, overload
 
-from pgqueue import telemetry
+from pgqueue import _telemetry
+from pgqueue._options import Interval, JobOptions
 from pgqueue.db import drivers, produce
 from pgqueue.db.call import Call, T
 from pgqueue.db.copy import perform_copy, perform_copy_async
@@ -15,7 +16,6 @@ from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import ConfigError
 from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue, is_async
-from pgqueue.options import Interval, JobOptions
 
 
 class Named(Protocol):
@@ -175,7 +175,7 @@ def enqueue_batch(
         failed = [result.error for result in results if result.error]
     """
     result: list[BatchResult] | Awaitable[list[BatchResult]]
-    result = telemetry.around_batch(
+    result = _telemetry.around_batch(
         "batch",
         (_named(job) for job in jobs),
         lambda given: drivers.run(connection, produce.enqueue_batch(given)),
@@ -236,7 +236,7 @@ def send(
     """Enqueue jobs of a task whose arguments are dumped already, through its App's middleware and codec."""
     middleware = task.middleware()
     codec = task.codec()
-    traces = telemetry.is_on()
+    traces = _telemetry.is_on()
     if not middleware and codec is None and not traces:
         return task.deliver(connection, statement(task.name, args, {**options, **task.declared()}))
     if not drivers.is_async(connection):
@@ -255,7 +255,7 @@ def send(
         written = jobs.args if codec is None else [codec.encode(each) for each in jobs.args]
         return task.deliver(connection, statement(task.name, written, {**jobs.options, **task.declared()}))
 
-    return around_enqueue([*middleware, telemetry.around_enqueue] if traces else middleware, jobs, last)
+    return around_enqueue([*middleware, _telemetry.around_enqueue] if traces else middleware, jobs, last)
 
 
 def one(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[int]:
@@ -282,7 +282,7 @@ def _send(
         return send(connection, task, [task.dump(each) for each in args], options, statement)
     drivers.check_is_connection(connection)
     name = task if isinstance(task, str) else task.name
-    if telemetry.is_on():
+    if _telemetry.is_on():
         plain = Target()
         plain.name = name
         return send(connection, plain, args, options, statement)

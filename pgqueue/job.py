@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+from pgqueue._steps import Plan, Steps, perform, perform_async
+from pgqueue._transaction import Doors, JobTransaction, Stage
 from pgqueue.db import consume, drivers
 from pgqueue.db.call import Call
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
-from pgqueue.steps import Plan, Steps, perform, perform_async
-from pgqueue.transaction import Doors, JobTransaction, Stage
 
 _log = logging.getLogger("pgqueue.job")
 

@@ -13,6 +13,16 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
+from pgqueue._options import CELERY, Interval, JobOptions, TaskOptions, check_job_options
+from pgqueue._typed import (
+    TypedArguments,
+    TypedResult,
+    check_kept,
+    result_schema_of,
+    schema_of,
+    typed_arguments,
+    typed_result,
+)
 from pgqueue.db import produce
 from pgqueue.db.call import Call, T
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
@@ -22,16 +32,6 @@ from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.options import CELERY, Interval, JobOptions, TaskOptions, check_job_options
-from pgqueue.typed import (
-    TypedArguments,
-    TypedResult,
-    check_kept,
-    result_schema_of,
-    schema_of,
-    typed_arguments,
-    typed_result,
-)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol
 
-from pgqueue import telemetry
+from pgqueue import _telemetry
 from pgqueue.db import drivers, produce
 from pgqueue.db import steps as db
 from pgqueue.db.results import BatchResult
@@ -42,7 +42,7 @@ def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
         if number:
             each["depends_on"] = [*(job.get("depends_on") or ()), f"chain {number - 1}"]
         linked.append(each)
-    answer: Any = telemetry.around_batch(
+    answer: Any = _telemetry.around_batch(
         "chain", linked, lambda given: drivers.run(connection, produce.enqueue_batch(given, all_or_none=True))
     )
     return _chained_async(answer) if drivers.is_async(connection) else _chained(answer)

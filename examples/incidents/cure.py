@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from examples.incidents.scenes import Incident
 from examples.incidents.stage import MODULE, Stage
-from pgqueue.remedies import steps
+from pgqueue._remedies import steps
 
 
 @dataclass(frozen=True, slots=True)

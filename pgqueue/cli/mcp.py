@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from pgqueue._redaction import REDACT
 from pgqueue.cli.database import database, with_person
 from pgqueue.cli.options import Dsn, commands
 from pgqueue.errors import ConfigError
-from pgqueue.redaction import REDACT
 
 app = commands()
 

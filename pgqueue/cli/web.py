@@ -10,13 +10,13 @@ import psycopg
 import typer
 from psycopg.conninfo import make_conninfo
 
+from pgqueue._redaction import REDACT
 from pgqueue.cli import output, ports
 from pgqueue.cli.database import databases
 from pgqueue.cli.options import Dsns, commands
 from pgqueue.config import describe_dsn, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.redaction import REDACT
 from pgqueue.schema.status import status
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
+from pgqueue._options import no_option
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, read_first
 from pgqueue.db.json import as_interval, interval_text, micros, read_instant, to_json
-from pgqueue.options import no_option
 
 
 def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:

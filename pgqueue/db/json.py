@@ -15,7 +15,7 @@ from uuid import UUID
 
 import orjson
 
-from pgqueue import options
+from pgqueue import _options
 from pgqueue.errors import ConfigError, InvalidArgument
 
 
@@ -300,7 +300,7 @@ def loaded(value: Any) -> Any:
 def as_interval(name: str, value: Any) -> Any:
     """Return seconds as a timedelta, and any other value as it is. Raises InvalidArgument."""
     try:
-        return options.as_interval(name, value)
+        return _options.as_interval(name, value)
     except ConfigError as error:
         raise InvalidArgument(error.message, hint=error.hint) from None
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue._remedies import for_people
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
-from pgqueue.remedies import for_people
 from pgqueue.search import exactly
 
 

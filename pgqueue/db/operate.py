@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pgqueue._remedies import with_thousands
 from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
 from pgqueue.db.json import Document, from_json, micros, read_instant, to_json
-from pgqueue.remedies import with_thousands
 
 
 def outcome(job_id: int) -> Call[Row | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 from psycopg.rows import tuple_row
 
-from pgqueue import forks
+from pgqueue import _forks
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -57,7 +57,7 @@ class Pools:
                 from psycopg_pool import ConnectionPool  # noqa: PLC0415
 
                 self._sync = ConnectionPool(
-                    self._dsn, reset=self._reset, configure=forks.keep_socket, open=True, **self._sizes()
+                    self._dsn, reset=self._reset, configure=_forks.keep_socket, open=True, **self._sizes()
                 )
             pool = self._sync
         if check:
@@ -126,4 +126,4 @@ class Pools:
 
 
 async def _keep_socket(connection: psycopg.AsyncConnection[Any]) -> None:
-    forks.keep_socket(connection)
+    _forks.keep_socket(connection)

@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
+from pgqueue._options import POLICY_IN_PARTS, Interval, no_option
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
 from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
-from pgqueue.options import POLICY_IN_PARTS, Interval, no_option
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
 OPTION_TYPES = {

@@ -20,12 +20,12 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from pgqueue import __version__
+from pgqueue._redaction import HIDDEN, REDACT, hides, is_hidden
 from pgqueue.config import own_dsn
 from pgqueue.db import consume, groups, limits, observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.redaction import HIDDEN, REDACT, hides, is_hidden
 from pgqueue.schema.status import problems
 from pgqueue.search import WORDS, Filter, parse
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from pgqueue import forks, metrics
+from pgqueue import _forks, metrics
 from pgqueue.errors import ConfigError
 from pgqueue.worker.tell.counts import Entry
 
@@ -56,7 +56,7 @@ class HealthServer:
             ) from error
         self._listening = [_Listening(each) for each in self._server.sockets]
         for listening in self._listening:
-            forks.keep_socket(listening)
+            _forks.keep_socket(listening)
         found = int(self._server.sockets[0].getsockname()[1])
         log.info("health at http://%s:%d/status", f"[{host}]" if ":" in host else host, found)
         return found

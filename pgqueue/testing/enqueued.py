@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
+from pgqueue._options import no_field
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row
 from pgqueue.db.json import loaded, micros, read_instant, read_length, to_json
 from pgqueue.enqueue import Named
 from pgqueue.logs import how_many
-from pgqueue.options import no_field
 from pgqueue.tasks import Task
 
 T = TypeVar("T")

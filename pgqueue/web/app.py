@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from pgqueue import __version__
+from pgqueue._redaction import REDACT
 from pgqueue.errors import PgQueueError
 from pgqueue.middleware import Codec
-from pgqueue.redaction import REDACT
 from pgqueue.web import actions, dead, machinery, overview, pages, sharing, tasks, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import PageDatabase, Pool

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgqueue.redaction import hides
+from pgqueue._redaction import hides
 from pgqueue.web.render import printable
 
 # Characters of args that are shown in a command.

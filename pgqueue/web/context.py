@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from pgqueue._redaction import hides
 from pgqueue.db import observe
 from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.middleware import Codec
-from pgqueue.redaction import hides
 from pgqueue.search import Filter, parse
 from pgqueue.web.database import PageDatabase
 from pgqueue.web.render import link

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, Undef
 from markupsafe import Markup
 
 from pgqueue import __version__
+from pgqueue._redaction import HIDDEN, is_hidden
+from pgqueue._remedies import steps
 from pgqueue.db import observe
 from pgqueue.logs import how_many
-from pgqueue.redaction import HIDDEN, is_hidden
-from pgqueue.remedies import steps
 from pgqueue.search import quoted
 from pgqueue.web.series import percentile
 from pgqueue.worker.tell.counts import Entry

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from pgqueue import forks, logs
+from pgqueue import _forks, logs
 from pgqueue.worker.process import stack_dump
 from pgqueue.worker.process.ending import end_after, end_now
 
@@ -83,7 +83,7 @@ def handle(worker: Controls, shutdown_timeout: float) -> None:
             _set(number, on_signal)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         _set(number, on_control)
-    forks.keep_signal(signal.SIGTTIN)
+    _forks.keep_signal(signal.SIGTTIN)
     stack_dump.dump_on(signal.SIGTTIN, loop, worker.name_task, worker.name_thread)
 
 
@@ -93,7 +93,7 @@ def ignore() -> None:
         guard.cancel()
     _guards.clear()
     _handlers.clear()
-    forks.forget_signals()
+    _forks.forget_signals()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -113,6 +113,6 @@ async def keep_forever() -> None:
 
 
 def _set(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
-    forks.keep_signal(number)
+    _forks.keep_signal(number)
     _handlers[number] = handler
     signal.signal(number, handler)

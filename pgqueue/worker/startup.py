@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from pgqueue import __version__, telemetry
+from pgqueue import __version__, _telemetry
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume, presence
@@ -66,7 +66,7 @@ async def _check_schema(link: Link, place: str) -> None:
 def _put_around(app: App, handlers: Handlers) -> None:
     # After the hooks for the start: one may have set a tracer provider.
     middleware = app.around_execution()
-    if telemetry.is_on():
-        middleware.insert(0, telemetry.around_execution)
+    if _telemetry.is_on():
+        middleware.insert(0, _telemetry.around_execution)
     if middleware:
         handlers.around = Around(middleware)

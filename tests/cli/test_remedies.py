@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue.remedies import for_people, steps
+from pgqueue._remedies import for_people, steps
 from pgqueue.schema import bundled
 from tests.calls import call, enqueue, value
 from tests.cli.commands import commands

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pgqueue.cron import check_cron
+from pgqueue._cron import check_cron
 from pgqueue.errors import ConfigError
 
 numbers = st.integers(0, 61).map(str) | st.sampled_from(["99999", "007", "-1", "٣", ""])

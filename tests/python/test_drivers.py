@@ -27,10 +27,10 @@ from psycopg.types.json import Jsonb
 
 import pgqueue
 from pgqueue import App
+from pgqueue._transaction import JobTransaction
 from pgqueue.db import drivers
 from pgqueue.errors import DuplicateJob, InvalidArgument, NotCommitted, SchemaError, WaitTimeout
 from pgqueue.testing import Clock
-from pgqueue.transaction import JobTransaction
 from tests.calls import call, enqueue, job, reserve_one, value
 from tests.databases import Database
 

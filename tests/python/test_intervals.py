@@ -11,10 +11,10 @@ import pytest
 
 import pgqueue
 from pgqueue import App, Job
+from pgqueue._options import TaskOptions
 from pgqueue.db.call import perform
 from pgqueue.db.declare import declare_task, schedule
 from pgqueue.errors import ConfigError, InvalidArgument
-from pgqueue.options import TaskOptions
 from pgqueue.testing import Clock, drain
 from tests.calls import job, value
 from tests.databases import Database

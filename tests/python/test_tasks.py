@@ -13,9 +13,9 @@ import pytest
 
 import pgqueue
 from pgqueue import App, Job
+from pgqueue._options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 from pgqueue.db import declare, produce
 from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
-from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 
 
 def test_a_task_is_still_the_function_that_it_was_made_of() -> None:

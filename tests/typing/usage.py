@@ -18,12 +18,12 @@ from psycopg.rows import DictRow
 
 import pgqueue
 from pgqueue import App, Job, PgQueueError
+from pgqueue._options import JobOptions
 from pgqueue.config import WorkerConfig
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
 from pgqueue.hooks import Dead
 from pgqueue.middleware import Enqueuing
-from pgqueue.options import JobOptions
 from pgqueue.tasks import Task
 from pgqueue.wait import Outcome
 from pgqueue.worker import Worker

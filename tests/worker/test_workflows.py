@@ -16,10 +16,10 @@ from psycopg.types.json import Jsonb
 import examples.workflows.app as examples
 import pgqueue
 from pgqueue import App, Job
+from pgqueue._steps import Steps, perform
 from pgqueue.config import WorkerConfig
 from pgqueue.db.call import perform as ask
 from pgqueue.errors import DuplicateStep, EventTimeout, InvalidArgument, LeaseLost
-from pgqueue.steps import Steps, perform
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from tests.calls import call, enqueue, job, reserve_one, state, table, value

@@ -17,13 +17,13 @@ from django.core import checks
 from django.db import connections
 from django.utils import timezone
 
+from pgqueue._options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options, no_option
 from pgqueue.contrib.django import results
 from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
 from pgqueue.contrib.django.connections import check_no_connection
 from pgqueue.contrib.django.handlers import Native, declare, declared
 from pgqueue.enqueue import one, send
 from pgqueue.errors import ConfigError, InvalidArgument
-from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options, no_option
 from pgqueue.tasks import no_attribute
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ _OF_TASKS = {"schedule", "aliases", *TaskOptions.__slots__} - JobOptions.__annot
 class PgqueueTask(Task):
     """A task of Django's with options of the queue.
 
-    The first block of attributes has the options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`.
+    The first block of attributes has the options of the task, for `@task(...)`: see `pgqueue.TaskOptions`.
     `aliases` are former paths of its function: jobs that were enqueued under them run it, too. `schedule` is a cron
     expression; or a mapping with the options of `pgqueue.App.schedule`, and the expression as "expression"; or a list
     of such mappings, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
@@ -148,7 +148,7 @@ class PgqueueTask(Task):
         return declared[self.module_path]
 
     def task_options(self) -> Mapping[str, Any]:
-        """Return the options that a worker declares, as `pgqueue.options.TaskOptions` takes them."""
+        """Return the options that a worker declares, as `pgqueue.TaskOptions` takes them."""
         own = {"queue": self.queue_name, "priority": self.priority or None}
         return {**self._own(TaskOptions.__slots__), **own, "store_result": True}
 

@@ -14,7 +14,8 @@ from django.utils import timezone
 from django.utils.module_loading import module_has_submodule
 
 from pgqueue import App, Cancel, Job
-from pgqueue.annotations import hints_of
+from pgqueue._annotations import hints_of
+from pgqueue._options import JobOptions
 from pgqueue.app import made_task
 from pgqueue.contrib.django.api import TaskContext, TaskResult, TaskResultStatus, normalize_json, signals
 from pgqueue.contrib.django.connections import clean_connections
@@ -22,7 +23,6 @@ from pgqueue.contrib.django.results import call_of, error_of, worker_ids
 from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.hooks import Dead
 from pgqueue.job import current_job
-from pgqueue.options import JobOptions
 from pgqueue.tasks import Task
 
 

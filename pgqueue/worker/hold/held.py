@@ -11,10 +11,10 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
+from pgqueue._transaction import Stage
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import read_json
 from pgqueue.job import Job
-from pgqueue.transaction import Stage
 
 T = TypeVar("T")
 

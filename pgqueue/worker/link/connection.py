@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 
-from pgqueue import forks
+from pgqueue import _forks
 from pgqueue.db import sessions
 from pgqueue.db.call import Call, perform_async
 from pgqueue.db.json import from_json
@@ -223,7 +223,7 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
         )
     connection.add_notice_handler(_log_notice)
     set_json_loads(from_json, connection)
-    forks.keep_socket(connection)
+    _forks.keep_socket(connection)
     return connection
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
-from pgqueue import forks
+from pgqueue import _forks
 from pgqueue.app import App
 from pgqueue.db.json import Unreadable, readable, to_result
 from pgqueue.errors import InvalidArgument
@@ -64,12 +64,12 @@ class Handlers:
         self._here = here
         self._closed = False
         self._encoding = asyncio.Lock()
-        self._forks = forks.depth
+        self._forks = _forks.depth
 
     def start(self) -> None:
         """From now on each job starts in the present context."""
         self._isolation = Isolation(asyncio.get_running_loop())
-        self._forks = forks.depth
+        self._forks = _forks.depth
 
     @cached_property
     def _isolation(self) -> Isolation:
@@ -184,8 +184,8 @@ class Handlers:
         try:
             return self._function(task)(**self.arguments_of(held, task))
         finally:
-            if forks.depth != self._forks:
-                forks.end_child(sys.exc_info()[1])
+            if _forks.depth != self._forks:
+                _forks.end_child(sys.exc_info()[1])
 
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
         return self.functions.get(task.name, task.function)
@@ -340,8 +340,8 @@ class Handlers:
             # All of them: SystemExit would end the event loop.
             held.attempt.outcome = None, error
         finally:
-            if forks.depth != self._forks:
-                forks.end_child(None if held.attempt.outcome is None else held.attempt.outcome[1])
+            if _forks.depth != self._forks:
+                _forks.end_child(None if held.attempt.outcome is None else held.attempt.outcome[1])
 
     async def _await(self, held: Held, result: Awaitable[object]) -> None:
         self._started_task(held)

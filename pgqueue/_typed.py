@@ -1,9 +1,9 @@
 """Arguments and results converted by their annotations: to JSON when they are enqueued, and back for the handler.
 
 What is converted is decided once for each task: parameters whose values JSON does not keep, or all of them, which are
-then also checked, with `validate=True`. With pydantic where it is installed, else by `pgqueue.standard_types`; the form
-in JSON is the same. An adapter is built when the first job needs it. A value that would come back as another one is
-refused when it is enqueued.
+then also checked, with `validate=True`. With pydantic where it is installed, else by `pgqueue._standard_types`; the
+form in JSON is the same. An adapter is built when the first job needs it. A value that would come back as another one
+is refused when it is enqueued.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import orjson
 
-from pgqueue.annotations import hints_of, is_converted
+from pgqueue._annotations import hints_of, is_converted
+from pgqueue._standard_types import Misfit, Record, form_of
 from pgqueue.db.json import check_finite, first_foreign, way_out
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.middleware import definition
-from pgqueue.standard_types import Misfit, Record, form_of
 
 
 class Adapter(Protocol):

@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from pgqueue.annotations import bare, hints_of
+from pgqueue._annotations import bare, hints_of
 from pgqueue.db.json import first_foreign
 
 
