@@ -167,6 +167,10 @@ class Attempt:
         self.stop = stop
         return True
 
+    def run_in(self, runner: asyncio.Task[Any] | None) -> None:
+        """Note the asyncio task to cancel when the handler is to stop; None while a thread runs it."""
+        self.runner = runner
+
     @property
     def is_completed(self) -> bool:
         """Whether the handler has completed the job in its own transaction."""
@@ -221,6 +225,11 @@ class Held:
     def timeout(self) -> float | None:
         """How long the attempt may take, in seconds."""
         return None if self.row.timeout is None else self.row.timeout.total_seconds()
+
+    @property
+    def overrun(self) -> Stop:
+        """The request to a handler that ran longer than its timeout."""
+        return Stop(End.FAILED, f"it ran longer than its timeout of {self.timeout:g} s", Cause.TIMEOUT)
 
     @property
     def is_started(self) -> bool:

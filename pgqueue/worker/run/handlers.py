@@ -333,9 +333,8 @@ class Handlers:
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
                 call = partial(self._function(task), **self.arguments_of(held, task))
-            in_thread, set_runner = partial(self.in_thread, held), partial(_set_runner, held)
-            job = self.job_of(held)
-            held.attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, set_runner), None
+            job, attempt, in_thread = self.job_of(held), held.attempt, partial(self.in_thread, held)
+            attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, attempt.run_in), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
             held.attempt.outcome = None, error
@@ -397,10 +396,6 @@ def _inside(held: Held, call: Callable[[], T]) -> T:
     return call() if context is None else context.copy().run(call)
 
 
-def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.attempt.runner = runner
-
-
 async def _raised(error: BaseException) -> None:
     # A coroutine, out of which StopIteration comes as RuntimeError.
     raise error
@@ -454,10 +449,11 @@ def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     if held.payloads is not None:
         payloads = {key: [task.decode(each) for each in several] for key, several in held.payloads.items()}
     held.attempt.decoded = Decoded(payload, payloads)
-    if task.typed is None:
-        return payload if payloads is None else payloads
     if payloads is None:
-        return task.typed.load(payload)
+        loaded: dict[str, Any] = payload if task.typed is None else task.typed.load(payload)
+        return loaded
+    if task.typed is None:
+        return payloads
     return {key: [task.typed.load(each) for each in several] for key, several in payloads.items()}
 
 

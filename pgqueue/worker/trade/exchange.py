@@ -134,7 +134,7 @@ class Exchange:
                 max_jobs,
                 [held.pair for held in completed],
                 results if has_results else None,
-                [_failure(held) for held in failed],
+                [failure_of(held) for held in failed],
                 ask=ask,
                 careful=is_careful,
             )
@@ -217,7 +217,8 @@ class Exchange:
         self._compared, self._compared_at = to_compare, began
 
 
-def _failure(held: Held) -> consume.Failure:
+def failure_of(held: Held) -> consume.Failure:
+    """Return the failure of an attempt, as `fail` takes it."""
     ending = held.attempt.ending
     decision = ending.decision
     return consume.Failure(
