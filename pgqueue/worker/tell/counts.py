@@ -108,7 +108,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class FailedAttempt:
     """An attempt that failed or was lost, at a monotonic time. `state`: what the job now is, or lost."""
 
     at: float

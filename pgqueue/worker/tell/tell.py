@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pgqueue.worker.hold.held import Cause, Held
 from pgqueue.worker.tell import job_log
-from pgqueue.worker.tell.counts import TROUBLES, Entry, Times, Totals, Trouble
+from pgqueue.worker.tell.counts import TROUBLES, Entry, FailedAttempt, Times, Totals
 from pgqueue.worker.tell.events import Events
 from pgqueue.worker.tell.job_log import JobLog
 
@@ -121,7 +121,7 @@ class Counts:
         self._started: Counter[tuple[str, str]] = Counter()
         self._starting = threading.Lock()
         self._readers = {"total": Totals(), "beat": Totals()}
-        self._troubles: deque[Trouble] = deque(maxlen=TROUBLES)
+        self._troubles: deque[FailedAttempt] = deque(maxlen=TROUBLES)
 
     def follow(self, reader: str) -> None:
         """Count for one more reader from now on."""
@@ -156,15 +156,15 @@ class Counts:
         kind, message = (error or {}).get("class"), str((error or {}).get("message") or "")
         line = " ".join(message.partition("\n")[0].split())[:_LINE]
         named = None if kind is None else str(kind)[:_LINE]
-        self._troubles.append(Trouble(time.monotonic(), held.row, state, named, line))
+        self._troubles.append(FailedAttempt(time.monotonic(), held.row, state, named, line))
 
-    def take_troubles(self) -> list[Trouble]:
+    def take_troubles(self) -> list[FailedAttempt]:
         """Return the last troubles since the last call."""
         found = list(self._troubles)
         self._troubles.clear()
         return found
 
-    def put_back_troubles(self, troubles: Sequence[Trouble]) -> None:
+    def put_back_troubles(self, troubles: Sequence[FailedAttempt]) -> None:
         """These could not be reported: they go along with the next ones."""
         self._troubles = deque([*troubles, *self._troubles], TROUBLES)
 
