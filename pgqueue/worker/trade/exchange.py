@@ -117,11 +117,8 @@ class Exchange:
         `is_too_much`), when it refuses one of them, or when the connection breaks while a large one is on its way. With
         `ask` the server asks the retry functions of tasks; without, it leaves what they decide on undecided.
         """
-        succeeded = End.SUCCEEDED
-        completed = [held for held in batch if held.attempt.ending.end is succeeded]
-        failed = (
-            [held for held in batch if held.attempt.ending.end is End.FAILED] if len(completed) < len(batch) else []
-        )
+        completed = _with_end(batch, End.SUCCEEDED)
+        failed = _with_end(batch, End.FAILED) if len(completed) < len(batch) else []
         results = [held.attempt.ending.result for held in completed]
         has_results = results.count(None) < len(results)
         is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
@@ -224,3 +221,7 @@ def failure_of(held: Held) -> consume.Failure:
     return consume.Failure(
         *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
     )
+
+
+def _with_end(batch: list[Held], end: End) -> list[Held]:
+    return [held for held in batch if held.attempt.ending.end is end]
