@@ -119,7 +119,7 @@ UNREADABLE = Ending(
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The args and payloads of a job as its task's codec reads them."""
+    """The args and payloads of a job, as its handler gets them: read by the codec of its task."""
 
     args: Any
     payloads: dict[str, list[Any]] | None
@@ -274,6 +274,16 @@ class Holding:
         for held in several:
             self.held[held.pair] = held
 
+    def take_in(self, rows: Sequence[JobRow], deadline: float, now: float) -> list[Held]:
+        """Hold what a claim has returned; returns single jobs, and the leaders of batches."""
+        taken = [Held(row, deadline, now) for row in rows if row.leader is None]
+        self.add(*taken)
+        if len(taken) < len(rows):
+            for leader in batches(rows, deadline):
+                taken.append(leader)
+                self.add(leader, *leader.members)
+        return taken
+
     def remove(self, *several: Held) -> None:
         """Forget jobs that are finished or lost."""
         for held in several:
@@ -317,10 +327,12 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
         if row.leader is None:
             continue
         key, batch = row.key or "", row.leader
+        held: Held | None = None
         if batch not in leaders:
             payloads[batch], members[batch] = {}, []
-            leaders[batch] = Held(row, deadline, payloads=payloads[batch], members=members[batch])
+            held = leaders[batch] = Held(row, deadline, payloads=payloads[batch], members=members[batch])
         elif key not in payloads[batch]:
-            members[batch].append(Held(row, deadline, leader=leaders[batch]))
-        payloads[batch].setdefault(key, []).append(read_json(row.args))
+            held = Held(row, deadline, leader=leaders[batch])
+            members[batch].append(held)
+        payloads[batch].setdefault(key, []).append(read_json(row.args) if held is None else held.args)
     return list(leaders.values())

@@ -143,12 +143,11 @@ class Counts:
             self._new.tally(queue, task).counts["succeeded"] += number
         step = len(batch) // _LOOKED_AT + 1
         for held in batch[::step]:
-            self._add_times(held, step)
+            self._new.tally(held.row.queue, held.row.task).add(held.attempt.seconds, self._waited(held), step)
 
     def ended(self, held: Held, outcome: str) -> None:
         """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
-        self._new.tally(held.row.queue, held.row.task).counts[outcome] += 1
-        self._add_times(held, 1)
+        self._new.ended(held.row.queue, held.row.task, outcome, held.attempt.seconds, self._waited(held))
 
     def failed(self, held: Held, state: str, error: Mapping[str, object] | None) -> None:
         """This attempt failed, or is lost, with an error in the form of fail()."""
@@ -192,12 +191,10 @@ class Counts:
             for reader in self._readers.values():
                 reader.add(new)
 
-    def _add_times(self, held: Held, weight: int) -> None:
+    def _waited(self, held: Held) -> float | None:
+        """Return how long a job has waited, by the database's clock alone."""
         row = held.row
-        tally = self._new.tally(row.queue, row.task)
-        if held.attempt.seconds is not None:
-            tally.run.add(held.attempt.seconds, weight)
-        # By the database's clock alone. A job that comes back has not waited since its first time.
-        if row.reservation >> 20 == 1:
-            waited = row.lease_expires_at - self._lease - max(row.run_at, row.created_at)
-            tally.wait.add(max(waited, 0) / 1_000_000, weight)
+        if row.reservation >> 20 != 1:
+            # A job that comes back has not waited since its first time.
+            return None
+        return max(row.lease_expires_at - self._lease - max(row.run_at, row.created_at), 0) / 1_000_000
