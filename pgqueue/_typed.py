@@ -2,8 +2,8 @@
 
 What is converted is decided once for each task: parameters whose values JSON does not keep, or all of them, which are
 then also checked, with `validate=True`. With pydantic where it is installed, else by `pgqueue._standard_types`; the
-form in JSON is the same. An adapter is built when the first job needs it. A value that would come back as another one is
-refused when it is enqueued.
+form in JSON is the same. An adapter is built when the first job needs it. A value that would come back as another one
+is refused when it is enqueued.
 """
 
 from __future__ import annotations

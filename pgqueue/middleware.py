@@ -117,7 +117,7 @@ class Around:
             context = contextvars.copy_context()
             running(None)
             try:
-                result, error = await in_thread(partial(context.run, _chained(self._in_thread, job, call)))
+                result, error = await in_thread(partial(context.run, chained(self._in_thread, job, call)))
             finally:
                 running(asyncio.current_task())
             if error is not None:
@@ -125,7 +125,7 @@ class Around:
             # A plain function around an async one: if it were not awaited, it would succeed without having run.
             return await result if inspect.isawaitable(result) else result
 
-        result: object = await _chained(self._on_loop, job, innermost)()
+        result: object = await chained(self._on_loop, job, innermost)()
         return result
 
 
@@ -137,7 +137,8 @@ async def _contained(call: Callable[[], Awaitable[object]]) -> tuple[object, Bas
         return None, error
 
 
-def _chained(middleware: Sequence[Middleware], job: Job, call: Callable[[], Any]) -> Callable[[], Any]:
+def chained(middleware: Sequence[Middleware], job: Job, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call that goes through all of these."""
     for each in reversed(middleware):
         call = partial(each, job, call)
     return call

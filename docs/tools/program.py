@@ -119,6 +119,7 @@ _PRIVATE = {
     "pgqueue.middleware.definition",
     "pgqueue.middleware.around_enqueue",
     "pgqueue.middleware.Around",
+    "pgqueue.middleware.chained",
     "pgqueue.middleware.checked",
     "pgqueue.config.check_dsn",
     "pgqueue.config.own_dsn",

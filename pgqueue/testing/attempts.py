@@ -16,10 +16,10 @@ from pgqueue.app import App
 from pgqueue.errors import ConfigError
 from pgqueue.hooks import log as hooks_log
 from pgqueue.job import Job, Surroundings
-from pgqueue.middleware import Around, Middleware, is_async
+from pgqueue.middleware import Around, chained, is_async
 from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
-from pgqueue.worker.hold.held import Cause, End, Held, Stop
+from pgqueue.worker.hold.held import Held
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import ended
 from pgqueue.worker.run.handlers import Handlers
@@ -127,17 +127,15 @@ class Attempts:
         handler = partial(task.function, **self._handlers.arguments_of(held, task))
         if any(map(is_async, self._middleware)) or (self._middleware and task.is_async):
             in_thread = self._handlers.in_thread if task.is_async else _here
-            set_runner = partial(_set_runner, held)
-            set_runner(asyncio.current_task())
+            run_in = held.attempt.run_in
+            run_in(asyncio.current_task())
             try:
                 return await self._around.run(
-                    self.job_of(held), handler, task.is_async, partial(in_thread, held), set_runner
+                    self.job_of(held), handler, task.is_async, partial(in_thread, held), run_in
                 )
             finally:
-                set_runner(None)
-        call: Callable[[], Any] = (
-            _chained(self._middleware, self.job_of(held), handler) if self._middleware else handler
-        )
+                run_in(None)
+        call: Callable[[], Any] = chained(self._middleware, self.job_of(held), handler) if self._middleware else handler
         result = call()
         if not isinstance(result, Awaitable):
             return result
@@ -145,11 +143,11 @@ class Attempts:
         return await waiting() if loop_runs() else self.run_on_loop(waiting)
 
     async def _waited(self, held: Held, call: Awaitable[object]) -> object:
-        held.attempt.runner = asyncio.current_task()
+        held.attempt.run_in(asyncio.current_task())
         try:
             return await call
         finally:
-            held.attempt.runner = None
+            held.attempt.run_in(None)
 
     @contextmanager
     def _timeout(self, held: Held, task: Task[Any, Any]) -> Iterator[None]:
@@ -170,11 +168,10 @@ class Attempts:
             timer.cancel()
 
     def _timed_out(self, held: Held) -> None:
-        reason = f"it ran longer than its timeout of {held.timeout:g} s"
-        if not held.attempt.ask_to_stop(Stop(End.FAILED, reason, Cause.TIMEOUT)):
+        if not held.attempt.ask_to_stop(held.overrun):
             return
         if held.attempt.job is not None:
-            held.attempt.job.cancelled.raise_it(reason)
+            held.attempt.job.cancelled.raise_it(held.overrun.reason)
         runner = held.attempt.runner
         if runner is not None:
             runner.get_loop().call_soon_threadsafe(runner.cancel)
@@ -188,16 +185,6 @@ def _raise_tests_own(error: BaseException | None) -> None:
 
 async def _here(_held: Held, call: Callable[[], object]) -> Outcome:
     return contained(call)
-
-
-def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.attempt.runner = runner
-
-
-def _chained(middleware: list[Middleware], job: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    for each in reversed(middleware):
-        call = partial(each, job, call)
-    return call
 
 
 def loop_runs() -> bool:

@@ -12,7 +12,7 @@ import orjson
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.db.call import Call, read_first, read_maybe_one, read_nothing, read_rows
-from pgqueue.db.consume import Failure, JobRow
+from pgqueue.db.consume import JobRow
 from pgqueue.db.json import micros, read_length
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.hooks import Event
@@ -25,6 +25,7 @@ from pgqueue.testing.steps import StepDoor
 from pgqueue.worker.hold.held import End, Ending, Held, batches
 from pgqueue.worker.presence import declarations
 from pgqueue.worker.tell.events import dead_of
+from pgqueue.worker.trade.exchange import failure_of
 from pgqueue.worker.trade.trade import simpler
 
 T = TypeVar("T")
@@ -273,11 +274,7 @@ class _Drain:
                 is_held = await self._door.run(consume.complete(*held.pair, result))
                 return "succeeded" if is_held else "lost"
             case End.FAILED:
-                decision = ending.decision
-                failure = Failure(
-                    *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
-                )
-                return await self._door.run(consume.fail(failure)) or "lost"
+                return await self._door.run(consume.fail(failure_of(held))) or "lost"
             case End.SNOOZED if ending.throttle is not None:
                 state = await self._door.run(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
                 return "snoozed" if state == "throttled" else state or "lost"

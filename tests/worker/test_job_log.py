@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from pgqueue.worker.hold.held import End, Ending, Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.tell import job_log
 from pgqueue.worker.tell.job_log import MOST, JobLog
+from pgqueue.worker.tell.tell import Counts, Tell
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -153,7 +155,7 @@ async def test_the_line_of_an_attempt_stands_before_that_of_the_next(
 
 async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     asked = failed(1)
-    asked.signalled = True
+    asked.attempt.ending = replace(asked.attempt.ending, signalled=True)
     lines = log_with(answering(datetime.now(UTC)))
     lines.failed(asked, "failed")
     lines.failed(asked, "cancelled")
@@ -164,10 +166,11 @@ async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureF
 
 
 async def test_the_start_of_a_job_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    job_log.started(ended(17))
+    tell = Tell(Counts(30.0), SimpleNamespace(is_on=False), log_with(unreachable))  # type: ignore[arg-type]
+    tell.started(ended(17))
     assert messages(caplog) == []
     caplog.set_level(logging.DEBUG, "pgqueue.jobs")
-    job_log.started(ended(17))
+    tell.started(ended(17))
     assert messages(caplog) == ["send_email[17] starts attempt 2 of 11"]
 
 

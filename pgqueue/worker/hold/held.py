@@ -119,7 +119,7 @@ UNREADABLE = Ending(
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The args and payloads of a job as its task's codec reads them."""
+    """The args and payloads of a job, as its handler gets them: read by the codec of its task."""
 
     args: Any
     payloads: dict[str, list[Any]] | None
@@ -166,6 +166,10 @@ class Attempt:
             return False
         self.stop = stop
         return True
+
+    def run_in(self, runner: asyncio.Task[Any] | None) -> None:
+        """Note the asyncio task to cancel when the handler is to stop; None while a thread runs it."""
+        self.runner = runner
 
     @property
     def is_completed(self) -> bool:
@@ -223,6 +227,11 @@ class Held:
         return None if self.row.timeout is None else self.row.timeout.total_seconds()
 
     @property
+    def overrun(self) -> Stop:
+        """The request to a handler that ran longer than its timeout."""
+        return Stop(End.FAILED, f"it ran longer than its timeout of {self.timeout:g} s", Cause.TIMEOUT)
+
+    @property
     def is_started(self) -> bool:
         """Whether the handler has begun."""
         return (self.leader or self).attempt.started is not None
@@ -264,6 +273,16 @@ class Holding:
         """Keep the leases of these jobs from now on."""
         for held in several:
             self.held[held.pair] = held
+
+    def take_in(self, rows: Sequence[JobRow], deadline: float, now: float) -> list[Held]:
+        """Hold what a claim has returned; returns single jobs, and the leaders of batches."""
+        taken = [Held(row, deadline, now) for row in rows if row.leader is None]
+        self.add(*taken)
+        if len(taken) < len(rows):
+            for leader in batches(rows, deadline):
+                taken.append(leader)
+                self.add(leader, *leader.members)
+        return taken
 
     def remove(self, *several: Held) -> None:
         """Forget jobs that are finished or lost."""
@@ -308,10 +327,12 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
         if row.leader is None:
             continue
         key, batch = row.key or "", row.leader
+        held: Held | None = None
         if batch not in leaders:
             payloads[batch], members[batch] = {}, []
-            leaders[batch] = Held(row, deadline, payloads=payloads[batch], members=members[batch])
+            held = leaders[batch] = Held(row, deadline, payloads=payloads[batch], members=members[batch])
         elif key not in payloads[batch]:
-            members[batch].append(Held(row, deadline, leader=leaders[batch]))
-        payloads[batch].setdefault(key, []).append(read_json(row.args))
+            held = Held(row, deadline, leader=leaders[batch])
+            members[batch].append(held)
+        payloads[batch].setdefault(key, []).append(read_json(row.args) if held is None else held.args)
     return list(leaders.values())

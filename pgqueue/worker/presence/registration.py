@@ -12,7 +12,7 @@ from pgqueue.db.call import Call
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import memory
-from pgqueue.worker.tell.counts import Entry, Trouble
+from pgqueue.worker.tell.counts import Entry, FailedAttempt
 from pgqueue.worker.tell.tell import Counts
 
 # Entries that beat() takes at a time.
@@ -88,6 +88,6 @@ class Registration:
             self._counts.put_back("beat", counted)
             self._counts.put_back_troubles(troubles)
 
-    def _beat(self, counted: Sequence[Entry], troubles: Sequence[Trouble]) -> Call[bool]:
+    def _beat(self, counted: Sequence[Entry], troubles: Sequence[FailedAttempt]) -> Call[bool]:
         told = [each.as_dict() for each in troubles]
         return presence.beat(self._config.name, counted, memory.reported(), told)

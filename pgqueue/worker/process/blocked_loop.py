@@ -24,7 +24,7 @@ _LATE = 1.0
 _QUIET = 60.0
 
 
-class Named(Protocol):
+class NamesRunning(Protocol):
     """Knows the job whose handler runs in an asyncio task (None: it is not known which task runs)."""
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]: ...
@@ -38,7 +38,7 @@ class Watchdog:
 
     def __init__(
         self,
-        runner: Named,
+        runner: NamesRunning,
         late: float = _LATE,
     ) -> None:
         self._runner = runner

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pgqueue import _forks
 from pgqueue.app import App
-from pgqueue.db.json import Unreadable, readable, to_result
+from pgqueue.db.json import Unreadable, read_json, readable, to_result
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job, set_current
 from pgqueue.logs import subject
@@ -122,10 +122,8 @@ class Handlers:
             [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
         )
         try:
-            if ran is None:
-                held.attempt.context = self._isolation.context()
-                if task.is_async or self.around is not None:
-                    ran = await self._in_task(held, self._call_on_loop(held, task))
+            if ran is None and (task.is_async or self.around is not None):
+                ran = await self._in_task(held, self._call_on_loop(held, task))
             if ran is not None and ran[0] is None and ran[1] is None:
                 # It returned nothing, as most do.
                 return _returned_ending(held)
@@ -226,8 +224,7 @@ class Handlers:
         return _returned_ending(held, stored)
 
     async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
-        context = held.attempt.context
-        assert context is not None
+        context = held.attempt.context = self._isolation.context()
         # On the loop: hooks for events are called there.
         context.run(self.enter, held)
         call = partial(context.run, self._call_in_thread, held, task)
@@ -315,8 +312,7 @@ class Handlers:
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
         """Run one of the two below in its own task."""
-        assert held.attempt.context is not None
-        runner, cancelled = await self._isolation.run(coroutine, held.attempt.context)
+        runner, held.attempt.context, cancelled = await self._isolation.run(coroutine, held.attempt.context)
         self.in_tasks.pop(runner, None)
         # A handler that cancels its own task, and then returns, has returned.
         outcome = held.attempt.outcome or (None, cancelled or asyncio.CancelledError())
@@ -333,9 +329,8 @@ class Handlers:
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
                 call = partial(self._function(task), **self.arguments_of(held, task))
-            in_thread, set_runner = partial(self.in_thread, held), partial(_set_runner, held)
-            job = self.job_of(held)
-            held.attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, set_runner), None
+            job, attempt, in_thread = self.job_of(held), held.attempt, partial(self.in_thread, held)
+            attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, attempt.run_in), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
             held.attempt.outcome = None, error
@@ -397,10 +392,6 @@ def _inside(held: Held, call: Callable[[], T]) -> T:
     return call() if context is None else context.copy().run(call)
 
 
-def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
-    held.attempt.runner = runner
-
-
 async def _raised(error: BaseException) -> None:
     # A coroutine, out of which StopIteration comes as RuntimeError.
     raise error
@@ -418,10 +409,13 @@ def _arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
 
     With a codec or types, the attempt of `held` has what it decodes from here on.
     """
-    _require_readable(held)
-    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
+    # Kept as `decoded`, where the job and the hooks find it.
+    args = read_json(held.row.args) if held.payloads is None else held.args
+    _require_readable(held, args)
+    held.attempt.decoded = Decoded(args, held.payloads)
+    payload: dict[str, Any] = args if held.payloads is None else held.payloads
     if task.typed is not None or task.hooks.codec is not None:
-        payload = _decoded(held, task)
+        payload = _decoded(held, task, args)
     if task.payloads_parameter is not None:
         # A job without a key, or one that an operator has run alone, is its own batch.
         return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
@@ -433,11 +427,11 @@ def _arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     return payload
 
 
-def _require_readable(held: Held) -> None:
-    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
+def _require_readable(held: Held, args: Any) -> None:
+    if held.payloads is None and held.row.headers is None and not isinstance(args, Unreadable):
         return
     if held.payloads is None:
-        values = [("args", held.args)]
+        values = [("args", args)]
     else:
         values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
     if held.row.headers is not None:
@@ -446,18 +440,19 @@ def _require_readable(held: Held) -> None:
         readable(value, what)
 
 
-def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+def _decoded(held: Held, task: Task[Any, Any], args: Any) -> dict[str, Any]:
     for each in held.members:
         each.attempt.decoded = Decoded(task.decode(each.args), None)
-    payload: dict[str, Any] = task.decode(held.args)
+    payload: dict[str, Any] = task.decode(args)
     payloads: dict[str, list[Any]] | None = None
     if held.payloads is not None:
         payloads = {key: [task.decode(each) for each in several] for key, several in held.payloads.items()}
     held.attempt.decoded = Decoded(payload, payloads)
-    if task.typed is None:
-        return payload if payloads is None else payloads
     if payloads is None:
-        return task.typed.load(payload)
+        loaded: dict[str, Any] = payload if task.typed is None else task.typed.load(payload)
+        return loaded
+    if task.typed is None:
+        return payloads
     return {key: [task.typed.load(each) for each in several] for key, several in payloads.items()}
 
 

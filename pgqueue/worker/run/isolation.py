@@ -42,18 +42,20 @@ class Isolation:
         return context
 
     async def run(
-        self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
-    ) -> tuple[asyncio.Task[None], asyncio.CancelledError | None]:
-        """Run a coroutine in its own task, and undo what it leaves on the loop; returns the task, when it has ended.
+        self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context | None
+    ) -> tuple[asyncio.Task[None], contextvars.Context, asyncio.CancelledError | None]:
+        """Run a coroutine in its own task, and undo what it leaves on the loop; returns the task when it has ended.
 
-        With it end timers that cancel it, timeouts that were not closed, and its done callbacks. A cancellation, of the
-        task or of what waits for it here, is returned.
+        It runs in this context, or in a new one, which is returned as well. With the task end timers that cancel it,
+        timeouts that were not closed, and its done callbacks. A cancellation, of the task or of what waits for it here,
+        is returned.
         """
         if not self._running:
             # While no handler runs that could have changed them.
             self._on_exception, self._task_factory = self.loop.get_exception_handler(), self.loop.get_task_factory()
         self._running += 1
         cancelled: asyncio.CancelledError | None = None
+        context = context or self.context()
         try:
             task = self._start(coroutine, context)
             if not task.done():
@@ -64,7 +66,7 @@ class Isolation:
         finally:
             self._running -= 1
         self._restore_loop()
-        return task, cancelled
+        return task, context, cancelled
 
     def _start(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> asyncio.Task[None]:
         """Run a coroutine in its own task, at once until it first waits: so a quick one costs no turn of the loop."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import OPEN, RELEASED, Cause, End, Ending, Held, Stop
+from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -324,7 +324,7 @@ class Runner:
     def _timed_out(self, held: Held) -> None:
         if held.attempt.stop is None and held.attempt.ending is OPEN:
             log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
-        self.stop(held, Stop(End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", Cause.TIMEOUT))
+        self.stop(held, held.overrun)
 
     def _is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
         """Return whether a sync handler needs nothing of the event loop until it ends."""

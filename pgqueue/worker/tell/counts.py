@@ -61,6 +61,13 @@ class _Tally:
     run: Times = field(default_factory=Times)
     wait: Times = field(default_factory=Times)
 
+    def add(self, run: float | None, wait: float | None, weight: int) -> None:
+        """Add the times of an attempt that represents `weight` others; None: it has no such time."""
+        if run is not None:
+            self.run.add(run, weight)
+        if wait is not None:
+            self.wait.add(wait, weight)
+
 
 class Totals:
     """Entries that are summed by queue and task, and by database where they name one."""
@@ -76,6 +83,12 @@ class Totals:
                 task = "other"
             found = self._tallies.setdefault((queue, task, database), _Tally())
         return found
+
+    def ended(self, queue: str, task: str, outcome: str, run: float | None, wait: float | None) -> None:
+        """Count an attempt, and its times in seconds."""
+        tally = self.tally(queue, task)
+        tally.counts[outcome] += 1
+        tally.add(run, wait, 1)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries, as `take` returns them."""
@@ -108,7 +121,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class FailedAttempt:
     """An attempt that failed or was lost, at a monotonic time. `state`: what the job now is, or lost."""
 
     at: float

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pgqueue.worker.hold.held import Cause, Held
 from pgqueue.worker.tell import job_log
-from pgqueue.worker.tell.counts import TROUBLES, Entry, Times, Totals, Trouble
+from pgqueue.worker.tell.counts import TROUBLES, Entry, FailedAttempt, Times, Totals
 from pgqueue.worker.tell.events import Events
 from pgqueue.worker.tell.job_log import JobLog
 
@@ -121,7 +121,7 @@ class Counts:
         self._started: Counter[tuple[str, str]] = Counter()
         self._starting = threading.Lock()
         self._readers = {"total": Totals(), "beat": Totals()}
-        self._troubles: deque[Trouble] = deque(maxlen=TROUBLES)
+        self._troubles: deque[FailedAttempt] = deque(maxlen=TROUBLES)
 
     def follow(self, reader: str) -> None:
         """Count for one more reader from now on."""
@@ -143,12 +143,11 @@ class Counts:
             self._new.tally(queue, task).counts["succeeded"] += number
         step = len(batch) // _LOOKED_AT + 1
         for held in batch[::step]:
-            self._add_times(held, step)
+            self._new.tally(held.row.queue, held.row.task).add(held.attempt.seconds, self._waited(held), step)
 
     def ended(self, held: Held, outcome: str) -> None:
         """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
-        self._new.tally(held.row.queue, held.row.task).counts[outcome] += 1
-        self._add_times(held, 1)
+        self._new.ended(held.row.queue, held.row.task, outcome, held.attempt.seconds, self._waited(held))
 
     def failed(self, held: Held, state: str, error: Mapping[str, object] | None) -> None:
         """This attempt failed, or is lost, with an error in the form of fail()."""
@@ -156,15 +155,15 @@ class Counts:
         kind, message = (error or {}).get("class"), str((error or {}).get("message") or "")
         line = " ".join(message.partition("\n")[0].split())[:_LINE]
         named = None if kind is None else str(kind)[:_LINE]
-        self._troubles.append(Trouble(time.monotonic(), held.row, state, named, line))
+        self._troubles.append(FailedAttempt(time.monotonic(), held.row, state, named, line))
 
-    def take_troubles(self) -> list[Trouble]:
+    def take_troubles(self) -> list[FailedAttempt]:
         """Return the last troubles since the last call."""
         found = list(self._troubles)
         self._troubles.clear()
         return found
 
-    def put_back_troubles(self, troubles: Sequence[Trouble]) -> None:
+    def put_back_troubles(self, troubles: Sequence[FailedAttempt]) -> None:
         """These could not be reported: they go along with the next ones."""
         self._troubles = deque([*troubles, *self._troubles], TROUBLES)
 
@@ -192,12 +191,10 @@ class Counts:
             for reader in self._readers.values():
                 reader.add(new)
 
-    def _add_times(self, held: Held, weight: int) -> None:
+    def _waited(self, held: Held) -> float | None:
+        """Return how long a job has waited, by the database's clock alone."""
         row = held.row
-        tally = self._new.tally(row.queue, row.task)
-        if held.attempt.seconds is not None:
-            tally.run.add(held.attempt.seconds, weight)
-        # By the database's clock alone. A job that comes back has not waited since its first time.
-        if row.reservation >> 20 == 1:
-            waited = row.lease_expires_at - self._lease - max(row.run_at, row.created_at)
-            tally.wait.add(max(waited, 0) / 1_000_000, weight)
+        if row.reservation >> 20 != 1:
+            # A job that comes back has not waited since its first time.
+            return None
+        return max(row.lease_expires_at - self._lease - max(row.run_at, row.created_at), 0) / 1_000_000

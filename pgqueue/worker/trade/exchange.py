@@ -117,11 +117,8 @@ class Exchange:
         `is_too_much`), when it refuses one of them, or when the connection breaks while a large one is on its way. With
         `ask` the server asks the retry functions of tasks; without, it leaves what they decide on undecided.
         """
-        succeeded = End.SUCCEEDED
-        completed = [held for held in batch if held.attempt.ending.end is succeeded]
-        failed = (
-            [held for held in batch if held.attempt.ending.end is End.FAILED] if len(completed) < len(batch) else []
-        )
+        completed = _with_end(batch, End.SUCCEEDED)
+        failed = _with_end(batch, End.FAILED) if len(completed) < len(batch) else []
         results = [held.attempt.ending.result for held in completed]
         has_results = results.count(None) < len(results)
         is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
@@ -134,7 +131,7 @@ class Exchange:
                 max_jobs,
                 [held.pair for held in completed],
                 results if has_results else None,
-                [_failure(held) for held in failed],
+                [failure_of(held) for held in failed],
                 ask=ask,
                 careful=is_careful,
             )
@@ -217,9 +214,14 @@ class Exchange:
         self._compared, self._compared_at = to_compare, began
 
 
-def _failure(held: Held) -> consume.Failure:
+def failure_of(held: Held) -> consume.Failure:
+    """Return the failure of an attempt, as `fail` takes it."""
     ending = held.attempt.ending
     decision = ending.decision
     return consume.Failure(
         *held.pair, ending.error or {}, decision.retry_in, decision.retry, decision.policy, decision.cancel
     )
+
+
+def _with_end(batch: list[Held], end: End) -> list[Held]:
+    return [held for held in batch if held.attempt.ending.end is end]

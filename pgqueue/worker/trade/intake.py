@@ -9,7 +9,7 @@ import time
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import how_many
 from pgqueue.worker.hold.handoffs import Handoffs
-from pgqueue.worker.hold.held import UNREADABLE, Held, Holding, batches, set_aside
+from pgqueue.worker.hold.held import UNREADABLE, Held, Holding, set_aside
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
@@ -74,12 +74,7 @@ class Intake:
         self.claimed_at = now
         if reply.is_careful:
             rows = self._set_aside(rows, reply.deadline)
-        taken = [Held(row, reply.deadline, now) for row in rows if row.leader is None]
-        self._holding.add(*taken)
-        if len(taken) < len(rows):
-            for leader in batches(rows, reply.deadline):
-                taken.append(leader)
-                self._holding.add(leader, *leader.members)
+        taken = self._holding.take_in(rows, reply.deadline, now)
         is_short = len(taken) < asked_for
         self._slots.answered(is_short)
         self._runner.take(self._with_slots(taken))

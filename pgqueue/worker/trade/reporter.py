@@ -131,8 +131,8 @@ class Reporter:
         elif state in ("snoozed", "throttled"):
             self._tell.snoozed(held)
         else:
-            why = {"class": "Throttled", "message": "it was only throttled for 24 hours: this attempt counts"}
-            self._outbox.correct(held, replace(ending, error=why))
+            why = "it was only throttled for 24 hours: this attempt counts"
+            self._outbox.correct(held, replace(ending, error={"class": "Throttled", "message": why}))
             self._tell.failed(held, state, None)
 
     async def _release(self, batch: list[Held], delay: float) -> None:
