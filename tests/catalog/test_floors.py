@@ -101,3 +101,8 @@ def test_calls_go_down() -> None:
 
 def test_functions_that_call_each_other_are_named_with_what_ends_it() -> None:
     assert circles() == set(CIRCLES)
+
+
+def test_the_page_that_introduces_the_schema_names_each_circle() -> None:
+    page = (bundled.directory("sql") / "README.md").read_text()
+    assert {name for circle in CIRCLES for name in circle if f"`{name}`" not in page} == set()
