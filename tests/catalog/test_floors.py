@@ -51,6 +51,12 @@ CIRCLES = {
     ),
 }
 
+# Functions that call themselves.
+RECURSIVE = {
+    "_find": "lane by lane, where tenants take turns in one of them",
+    "_run_due": "by halves, until the schedule that fails is alone",
+}
+
 _CALL = re.compile(r"\bpgqueue\.(\w+)\(")
 _NO_CALL = re.compile(r"--.*|'(?:[^']|'')*'")
 
@@ -101,3 +107,9 @@ def test_calls_go_down() -> None:
 
 def test_functions_that_call_each_other_are_named_with_what_ends_it() -> None:
     assert circles() == set(CIRCLES)
+    assert {name for name, each in calls().items() if name in each} == set(RECURSIVE)
+
+
+def test_the_page_that_introduces_the_schema_names_each_circle() -> None:
+    page = (bundled.directory("sql") / "README.md").read_text()
+    assert {name for name in {*RECURSIVE, *frozenset[str]().union(*CIRCLES)} if f"`{name}`" not in page} == set()

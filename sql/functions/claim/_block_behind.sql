@@ -8,15 +8,13 @@ returns void
 language plpgsql
 as $$
 declare
-    v_guarded bigint[];
-    v_standing bigint[];
-begin
-    v_guarded := array(
+    v_guarded bigint[] := array(
         select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._guard_position(w.id, true)
     );
+    v_standing bigint[];
+begin
     begin
-        select coalesce(array_agg(s.id), '{}') into v_standing
-        from (
+        v_standing := array(
             select l.id
             from (
                 select distinct a.id, r.queue
@@ -31,7 +29,7 @@ begin
                 where j.id = w.id and j.queue = w.queue and pgqueue._is_ahead(j, p_now)
                 for key share skip locked
             ) l
-        ) s;
+        );
         raise exception using errcode = 'lock_not_available';
     exception when lock_not_available then
         null;

@@ -71,9 +71,7 @@ end
 $$;
 
 -- In order. A job takes a slot, or, as a payload that is not the first of its batch, shares that of the first.
-create or replace function pgqueue._share_slots(
-    p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer
-)
+create or replace function pgqueue._share_slots(p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer)
 returns pgqueue.start[]
 language plpgsql stable
 as $$

@@ -48,9 +48,7 @@ end
 $$;
 
 -- The newest horizon whose earlier transactions have all ended; p_exempts: except those that were running 250 ms ago: see _head.
-create or replace function pgqueue._safe_horizon(
-    p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz, p_exempts boolean
-)
+create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz, p_exempts boolean)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql stable parallel safe rows 1
 as $$

@@ -51,9 +51,7 @@ language plpgsql stable parallel safe
 as $$
 begin
     if cardinality(p_queues) = 0 then
-        perform pgqueue._refuse(
-            'queues must not be empty', 'It is an empty array.', 'Leave queues out to serve every queue.'
-        );
+        perform pgqueue._refuse('queues must not be empty', 'It is an empty array.', 'Leave queues out to serve every queue.');
     end if;
     perform pgqueue._check_name('queue', q.name)
     from unnest(p_queues) q (name)

@@ -13,9 +13,7 @@ begin
         begin
             perform convert_to(legible.value::text, 'UTF8');
         exception when untranslatable_character or character_not_in_repertoire then
-            return regexp_replace(
-                legible.value::text, '[^' || chr(1) || '-' || chr(127) || ']' collate "C", '?', 'g'
-            )::jsonb;
+            return regexp_replace(legible.value::text, '[^' || chr(1) || '-' || chr(127) || ']' collate "C", '?', 'g')::jsonb;
         end;
     end if;
     return legible.value;

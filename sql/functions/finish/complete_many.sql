@@ -21,9 +21,7 @@ begin
             'Give one result for each of job_ids (null for none), or leave results out.'
         );
     end if;
-    v_finished := pgqueue._finish(
-        complete_many.job_ids, complete_many.reservations, true, 'succeeded', complete_many.results
-    );
+    v_finished := pgqueue._finish(complete_many.job_ids, complete_many.reservations, true, 'succeeded', complete_many.results);
     if cardinality(v_finished) < cardinality(complete_many.job_ids) then
         return query
         select w.id

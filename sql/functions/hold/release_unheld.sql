@@ -38,9 +38,7 @@ begin
         for update of j skip locked
     ) u;
     v_unheld := pgqueue._whole_batches(v_unheld);
-    perform pgqueue._put_back(
-        v_unheld, '0', coalesce(release_unheld.died, false), coalesce(release_unheld.died, false), v_crashed
-    );
+    perform pgqueue._put_back(v_unheld, '0', coalesce(release_unheld.died, false), coalesce(release_unheld.died, false), v_crashed);
     return query select u.id from unnest(v_unheld) u (id);
 end
 $$;

@@ -52,7 +52,6 @@ create or replace function pgqueue._held_in(
 language plpgsql stable
 as $$
 declare
-    -- With the constant the planner may choose the index of leases.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     -- A standby has no unlogged table.

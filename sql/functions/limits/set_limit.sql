@@ -78,9 +78,7 @@ comment on function pgqueue.set_limit(text, text, integer, integer, interval, in
     'An argument that is left out keeps its value; drop_limit() removes one of them, or all. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2); select pgqueue.set_limit(''limit_key'', ''llm'', rate => 90000, per => ''1 min'', burst => 10000);';
 
 -- Refuses wrong kinds and targets of limits and pauses.
-create or replace function pgqueue._check_limit(
-    p_kind text, p_target text, p_kinds text[] default '{queue,task,key,limit_key}'
-)
+create or replace function pgqueue._check_limit(p_kind text, p_target text, p_kinds text[] default '{queue,task,key,limit_key}')
 returns void
 language plpgsql stable parallel safe
 as $$

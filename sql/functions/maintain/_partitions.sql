@@ -59,9 +59,7 @@ as $$
     select w.parent, w.name, lower(g.gap), upper(g.gap)
     from wanted w
     left join covered c on c.parent = to_regclass('pgqueue.' || w.parent)
-    cross join lateral unnest(
-        tstzmultirange(tstzrange(w.lower, w.upper)) - coalesce(c.ranges, '{}'::tstzmultirange)
-    ) g (gap)
+    cross join lateral unnest(tstzmultirange(tstzrange(w.lower, w.upper)) - coalesce(c.ranges, '{}'::tstzmultirange)) g (gap)
     order by 3, 1
 $$;
 

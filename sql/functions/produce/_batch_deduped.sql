@@ -28,11 +28,8 @@ begin
                 errors[v_n] := null;
                 select d.job_id, d.outcome into v_done
                 from pgqueue._dedupe(
-                    p_jobs[v_n],
-                    (p_given[v_n] ->> 'dedupe_for')::interval,
-                    p_given[v_n] ->> 'on_conflict',
-                    (p_given[v_n] ->> 'debounce_max')::interval,
-                    v_deadline
+                    p_jobs[v_n], (p_given[v_n] ->> 'dedupe_for')::interval, p_given[v_n] ->> 'on_conflict',
+                    (p_given[v_n] ->> 'debounce_max')::interval, v_deadline
                 ) d;
                 ids[v_n] := v_done.job_id;
                 outcomes[v_n] := v_done.outcome;

@@ -48,10 +48,7 @@ begin
     end if;
 
     if jsonb_typeof(p_job -> 'depends_on') = 'array' then
-        select
-            min(r.ref) filter (where r.id is null),
-            coalesce(array_agg(r.id), '{}')
-        into v_wrong_ref, v_parents
+        select min(r.ref) filter (where r.id is null), coalesce(array_agg(r.id), '{}') into v_wrong_ref, v_parents
         from (
             select e.value #>> '{}' as ref, (p_refs ->> (e.value #>> '{}'))::bigint as id
             from jsonb_array_elements(p_job -> 'depends_on') e (value)

@@ -1,7 +1,8 @@
 -- Jobs as rows: from the options of a producer to a row of jobs, checked, and from such rows into the queue.
 --
--- A row gets its id before it is inserted, so that its dedupe key can name it. enqueue and enqueue_many have shorter inserts of
--- their own.
+-- A row gets its id before it is inserted, so that its dedupe key can name it. _insert_jobs takes such rows. Four other statements
+-- insert jobs, for to make a row first costs more: enqueue, the plain call; enqueue_many, one row many times; enqueue_staged,
+-- rows of a table of any size; and _requeue, rows that come back from history with all that they had.
 
 -- p_parents: of the jobs on which it depends those that are not inserted yet, so they are not searched for.
 create or replace function pgqueue._checked_job(

@@ -138,11 +138,7 @@ begin
     end if;
 
     return query
-    select
-        r.ord,
-        case when r.error is null then r.id end,
-        case when r.error is null then r.outcome else 'error' end,
-        r.error
+    select r.ord, case when r.error is null then r.id end, case when r.error is null then r.outcome else 'error' end, r.error
     from unnest(v_ids, v_outcomes, v_errors) with ordinality r (id, outcome, error, ord)
     order by r.ord;
 end

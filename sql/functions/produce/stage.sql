@@ -23,9 +23,7 @@ begin
     create temporary table pgqueue_staged (like pgqueue.job_options, id bigint, is_plain boolean) on commit delete rows;
     comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.';
     -- Granted to all roles that use this session; no other session can reach the table. The other columns are ours.
-    execute format(
-        'grant insert (%s) on pg_temp.pgqueue_staged to public', pgqueue._columns_of('pgqueue.job_options', '')
-    );
+    execute format('grant insert (%s) on pg_temp.pgqueue_staged to public', pgqueue._columns_of('pgqueue.job_options', ''));
 end
 $$;
 

@@ -66,9 +66,7 @@ declare
     v_step integer;
 begin
     foreach v_item in array string_to_array(p_text, ',') loop
-        v_parts := regexp_match(
-            v_item, e'^(?:(\\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$'
-        );
+        v_parts := regexp_match(v_item, e'^(?:(\\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$');
         v_from := case
             when v_parts[1] is not null then v_least
             when v_parts[2] ~ '^[0-9]' then v_parts[2]::integer

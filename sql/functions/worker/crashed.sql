@@ -4,9 +4,7 @@
 -- Locks rows FOR UPDATE SKIP LOCKED: a transaction that the dead worker left open ends with its connection, and its job
 -- comes back when its lease lapses. A batch of which another session has locked one row stays as it is, whole.
 
-create or replace function pgqueue.crashed(
-    worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}'
-)
+create or replace function pgqueue.crashed(worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}')
 returns setof bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

@@ -212,9 +212,7 @@ begin
     if v_found.cancel is null then
         return '{}'::bigint[];
     end if;
-    return pgqueue._finish(
-        v_found.cancel, v_found.reservations, false, 'cancelled', null, null, null, v_found.errors, false
-    );
+    return pgqueue._finish(v_found.cancel, v_found.reservations, false, 'cancelled', null, null, null, v_found.errors, false);
 end
 $$;
 

@@ -63,9 +63,7 @@ $$;
 
 -- Records in the rows of dependencies how these parents ended; p_state null: they were retried, and the rows are open again.
 -- p_after: only children with ids above it; an earlier call closed the others.
-create or replace function pgqueue._close_dependencies(
-    p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
-)
+create or replace function pgqueue._close_dependencies(p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0)
 returns bigint[]
 language plpgsql
 set enable_sort = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
