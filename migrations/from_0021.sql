@@ -611,6 +611,9 @@ comment on table pgqueue.grants is
     'The rights that grant_access() gave; they are granted again whenever the functions are reloaded.';
 comment on column pgqueue.grants.role_oid is
     'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
+alter table pgqueue.grants add column recorded_in oid;
+comment on column pgqueue.grants.recorded_in is
+    'Private: the oid that this table had when role_oid was recorded. In a restored dump it is another one, and roles go by their names.';
 comment on table pgqueue.audit is
     'The actions of operators, one row for each function that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
 comment on column pgqueue.audit.n is 'The order of the actions.';

@@ -1347,6 +1347,7 @@ create table pgqueue.grants (
     role name not null,
     kind text not null check (kind in ('producer', 'worker', 'operator', 'reader')),
     role_oid oid,
+    recorded_in oid,
     primary key (role, kind)
 );
 comment on table pgqueue.grants is
@@ -1355,6 +1356,8 @@ comment on column pgqueue.grants.role is 'The role.';
 comment on column pgqueue.grants.kind is 'producer, worker, operator or reader.';
 comment on column pgqueue.grants.role_oid is
     'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
+comment on column pgqueue.grants.recorded_in is
+    'Private: the oid that this table had when role_oid was recorded. In a restored dump it is another one, and roles go by their names.';
 
 -- The actions of operators, and the versions of the functions that were loaded.
 create table pgqueue.audit (
