@@ -60,9 +60,7 @@ $$;
 -- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
 -- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
 -- one step then. Null may mean that the circle is larger: maintain looks again, with a larger bound.
-create or replace function pgqueue._circle(
-    p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000
-)
+create or replace function pgqueue._circle(p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000)
 returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
@@ -189,9 +187,7 @@ begin
             (
                 select m.id
                 from unnest(v_group.ids) m (id)
-                where pgqueue._circle(
-                    null, v_group.group_id, array(select d.id from pgqueue._open_parents(m.id) d)
-                ) is not null
+                where pgqueue._circle(null, v_group.group_id, array(select d.id from pgqueue._open_parents(m.id) d)) is not null
                 limit 1
             )
         );
