@@ -551,6 +551,9 @@ comment on column pgqueue.workers.obeyed_at is
     'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.workers.database is
     'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+alter table pgqueue.workers add column server_started_at timestamptz;
+comment on column pgqueue.workers.server_started_at is
+    'When the server started in which the worker registered. After a failover or a restart, and in a copy, the worker does not count as alive until it has registered again. Null: the row was written before this was recorded.';
 comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
 comment on column pgqueue.heartbeats.at is 'When the heartbeat arrived.';
 comment on column pgqueue.heartbeats.memory is
@@ -621,6 +624,9 @@ comment on table pgqueue.grants is
     'The rights that grant_access() gave; they are granted again whenever the functions are reloaded.';
 comment on column pgqueue.grants.role_oid is
     'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
+alter table pgqueue.grants add column recorded_in oid;
+comment on column pgqueue.grants.recorded_in is
+    'Private: the oid that this table had when role_oid was recorded. In a restored dump it is another one, and roles go by their names.';
 comment on table pgqueue.audit is
     'The actions of operators, one row for each function that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
 comment on column pgqueue.audit.n is 'The order of the actions.';

@@ -1110,7 +1110,8 @@ create table pgqueue.workers (
     obeyed_at timestamptz,
     database oid,
     stack_of bigint,
-    stack_asked_at timestamptz
+    stack_asked_at timestamptz,
+    server_started_at timestamptz
 );
 comment on table pgqueue.workers is
     'Registered workers. A row is written at start and end only; heartbeats say whether a worker is alive.';
@@ -1126,6 +1127,8 @@ comment on column pgqueue.workers.obeyed_at is
     'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.workers.database is
     'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+comment on column pgqueue.workers.server_started_at is
+    'When the server started in which the worker registered. After a failover or a restart, and in a copy, the worker does not count as alive until it has registered again. Null: the row was written before this was recorded.';
 comment on column pgqueue.workers.stack_of is
     'Private: the job whose handler''s stack an operator asked for, until the worker has read that.';
 comment on column pgqueue.workers.stack_asked_at is
@@ -1347,6 +1350,7 @@ create table pgqueue.grants (
     role name not null,
     kind text not null check (kind in ('producer', 'worker', 'operator', 'reader')),
     role_oid oid,
+    recorded_in oid,
     primary key (role, kind)
 );
 comment on table pgqueue.grants is
@@ -1355,6 +1359,8 @@ comment on column pgqueue.grants.role is 'The role.';
 comment on column pgqueue.grants.kind is 'producer, worker, operator or reader.';
 comment on column pgqueue.grants.role_oid is
     'The oid of the role: a role that was renamed keeps its rights, and a new role with an old name gets none.';
+comment on column pgqueue.grants.recorded_in is
+    'Private: the oid that this table had when role_oid was recorded. In a restored dump it is another one, and roles go by their names.';
 
 -- The actions of operators, and the versions of the functions that were loaded.
 create table pgqueue.audit (

@@ -276,9 +276,11 @@ def newest_log(job_id: int, most: int = 300) -> Call[list[dict[str, Any]]]:
 
 
 def breakers() -> Call[list[dict[str, Any]]]:
-    """Read the breakers: kind, target, failures, of, pause."""
+    """Read the breakers: kind, target, failures, of, pause; those that are open first."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by b.kind, b.target limit %s::integer",
+        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by not exists (select from pgqueue.pauses p"
+        b" where p.source = 'breaker' and p.kind = b.kind and p.target = b.target and p.until > pgqueue._clock()),"
+        b" b.kind, b.target limit %s::integer",
         (MOST_LISTED + 1,),
         read_column,
     )
@@ -349,11 +351,20 @@ def worker_memory() -> Call[list[Row]]:
 
 
 def schedules() -> Call[list[dict[str, Any]]]:
-    """Read the schedules with their next three times and last three runs: those that cannot run, then the next due."""
+    """Read the schedules with their next three times and last three runs.
+
+    First those that cannot run, then those that are late, those whose last run came to nothing, and the next due.
+    """
     return Call(
         b"select pgqueue.legible(" + _SCHEDULE + b") from pgqueue.effective_schedules s"
         b" join pgqueue.schedules d on d.name = s.name"
-        b" order by s.paused_at is null and s.error is not null desc, s.next_at nulls last, s.name limit %s::integer",
+        # Two indexes: the newest row of all would be found by reading all runs of a week.
+        b" cross join lateral (select (select h.outcome = 'overlap' from pgqueue.schedule_history h"
+        b" where h.schedule = s.name and h.at is not null order by h.at desc limit 1) is true"
+        b" or (select h.job_state = 'dead' from pgqueue.schedule_history h"
+        b" where h.schedule = s.name and h.job_id is not null order by h.n desc limit 1) is true as was_vain) l"
+        b" order by s.paused_at is not null, s.error is null, s.next_at < pgqueue._clock() is not true, not l.was_vain,"
+        b" s.next_at nulls last, s.name limit %s::integer",
         (3, MOST_LISTED + 1),
         read_column,
     )

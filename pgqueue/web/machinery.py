@@ -229,7 +229,7 @@ async def _kill_for(context: Context, job: str) -> Response:
 
 
 async def schedules(context: Context) -> Response:
-    """Schedules: those that cannot run, then the next one due."""
+    """Schedules: those with something wrong, then the next one due."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
     now = context.now()
     shown, more = found[: observe.MOST_LISTED], found[observe.MOST_LISTED :]

@@ -33,7 +33,7 @@ class Sentence:
 def of_schedules(rows: Sequence[Mapping[str, Any]], now: float, is_cut: bool = False) -> Sentence:
     """Say which schedule cannot run, is late, or of which the last run came to nothing; else which is next.
 
-    `is_cut`: there are more. None of these cannot run or is late, for such rows come first.
+    `is_cut`: there are more. Nothing is wrong with those, for what is wrong comes first.
     """
     live = [each for each in rows if not each["paused_at"]]
     paused = [each["name"] for each in rows if each["paused_at"]]

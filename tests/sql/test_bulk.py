@@ -327,6 +327,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("cancel_many", [], {"queue": "q", "after": Jsonb({"way": "ready", "place": {"id": "x"}})}, "after"),
     ("retry_many", [], {"queue": "q", "after": Jsonb({"way": "ready", "place": {"id": 1}})}, "after"),
     ("retry_many", [], {"queue": "q", "after": Jsonb({"way": "dead", "ended": {"state": "x"}})}, "after"),
+    ("cancel_many", [], {"queue": "*", "created_after": "-infinity", "job_ids": [-1]}, "filter"),
     ("purge_queue", [""], {}, "queue"),
     ("purge_queue", [None], {}, "queue"),
     ("purge_queue", ["q", 0], {}, "max_jobs"),
@@ -340,6 +341,35 @@ def test_a_mistake_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
         hint = refused.value.diag.message_hint or ""
         assert hint, (function, filters)
         assert named in hint or named in (refused.value.diag.message_primary or ""), (function, filters, hint)
+
+
+FILTERS = {"queue", "task", "key", "state", "job_ids", "group_id"} | {
+    f"{what}_{side}" for what in ("created", "finished") for side in ("after", "before")
+}
+
+
+def test_a_filter_that_is_null_acts_on_no_job(conn: psycopg.Connection) -> None:
+    job_ids = enqueue_many(conn, 3, queue="mail")
+    # As a script does whose query has found nothing.
+    none_found = "(select array_agg(id) from pgqueue.all_jobs where task = 'no such task')"
+    for function in ("cancel_many", "delete_many", "kill_many", "retry_many", "run_now_many"):
+        names = value(conn, "select proargnames from pg_proc where proname = %s", function)
+        filters = sorted(FILTERS & set(names))
+        assert len(filters) >= 7
+        for name in filters:
+            given = none_found if name == "job_ids" else "null"
+            others = {"queue": "mail", "state": "dead" if function == "retry_many" else "waiting"}
+            more = ", ".join(f"{other} => '{text}'" for other, text in others.items() if other != name)
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"{name} is null") as refused:
+                conn.execute(f"select pgqueue.{function}({name} => {given}, {more})".encode())
+            assert refused.value.diag.message_hint == f"Give {name} a value, or leave it out."
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        conn.execute("select pgqueue.delete_events(names => null)")
+    assert call(conn, "cancel_many", queue="mail", job_ids=[]) == 0
+    assert states(conn, job_ids) == ["waiting"] * 3
+    # The defaults, as a client may give them.
+    everything = {"task": "*", "created_after": "-infinity", "created_before": "infinity", "job_ids": [-1]}
+    assert call(conn, "cancel_many", queue="mail", **everything) == 3
 
 
 def test_above_read_committed_it_is_refused(conn: psycopg.Connection) -> None:

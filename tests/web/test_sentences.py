@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from pgqueue.web import sentences
-from tests.calls import call, enqueue_many, maintain, reserve
+from tests.calls import call, enqueue_many, maintain, reserve, value
 from tests.web.conftest import Serve
 from tests.web.test_blocked_by import words
 
@@ -66,7 +66,7 @@ def test_the_schedules_are_on_time_or_the_worst_is_named(
     )
 
 
-def test_a_schedule_that_cannot_run_is_named_although_five_hundred_are_on_time(
+def test_a_schedule_that_cannot_run_or_whose_last_job_died_is_named_although_five_hundred_are_on_time(
     conn: psycopg.Connection, ask: Ask, serve: Serve
 ) -> None:
     for number in range(501):
@@ -76,6 +76,15 @@ def test_a_schedule_that_cannot_run_is_named_although_five_hundred_are_on_time(
     assert level == "ok"
     assert text.startswith("Each of the first 500 schedules is on time: the next is nightly-000, in ")
     assert "There are more schedules" in ask("GET", "/schedules").text
+    died = value(conn, "select pgqueue.run_schedule_now('nightly-500')")
+    call(conn, "kill_many", job_ids=[died])
+    assert said(ask, "/schedules", serve())[1].startswith("The last job of nightly-500 is dead.")
+    conn.execute(
+        "insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome)"
+        " values ('nightly-499', now(), now(), 'overlap')"
+    )
+    call(conn, "delete", died)
+    assert said(ask, "/schedules", serve())[1].startswith("The last run of nightly-499 was left out.")
     conn.execute(
         "insert into pgqueue.schedule_runs (schedule, decided_at, outcome, rule, error)"
         " select s.name, now(), 'error', pgqueue._schedule_rule(s), 'no zone' from pgqueue.schedules s"
@@ -124,6 +133,17 @@ def test_jobs_that_wait_for_a_limit_and_an_open_breaker_are_what_is_wrong(
     assert (level, text) == ("late", "tenant:a is at the limit: 3 jobs wait for it. 2 of 2 execute. Paused: queue sms.")
     shown = words(ask("GET", "/limits").text)
     assert "tenant:a limit key at the limit 2 of 2 execute" in shown
+
+
+def test_an_open_breaker_is_named_although_five_hundred_are_closed(conn: psycopg.Connection, ask: Ask) -> None:
+    conn.execute(
+        "insert into pgqueue.breakers select 'task', 't' || n, 0.5, 20, '30 s' from generate_series(100, 600) n;"
+        "insert into pgqueue.pauses (kind, target, source, until, at, by)"
+        " values ('task', 't600', 'breaker', 'infinity', now(), '')"
+    )
+    assert said(ask, "/limits") == (
+        "late", "The breaker of t600 is open. Its jobs wait for 30 s after too many attempts failed."
+    )  # fmt: skip
 
 
 def test_a_group_with_dead_members_is_named_and_else_what_is_under_way(conn: psycopg.Connection, ask: Ask) -> None:

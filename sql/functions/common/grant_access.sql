@@ -30,9 +30,9 @@ begin
     where grant_access.role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue');
     -- First, or the row of a role that was renamed would be taken for this one's.
     perform pgqueue._follow_roles();
-    insert into pgqueue.grants (role, kind, role_oid)
-    values (grant_access.role, grant_access.kind, (select r.oid from pg_roles r where r.rolname = grant_access.role))
-    on conflict (role, kind) do update set role_oid = excluded.role_oid;
+    insert into pgqueue.grants (role, kind, role_oid, recorded_in)
+    select r.rolname, grant_access.kind, r.oid, 'pgqueue.grants'::regclass from pg_roles r where r.rolname = grant_access.role
+    on conflict (role, kind) do update set role_oid = excluded.role_oid, recorded_in = excluded.recorded_in;
     perform pgqueue._apply_grants();
     perform pgqueue._audit('grant_access', jsonb_build_object('kind', grant_access.kind, 'role', grant_access.role));
 end
@@ -42,29 +42,30 @@ comment on function pgqueue.grant_access(text, name) is
     'Let a role use the queue. kind: producer (enqueue, nothing else), worker (what a worker calls), '
     'operator (all functions, all views, settings) or reader (views and stats).';
 
--- The role of a grant is the role that has the recorded name and a right on the schema, also after a dump was restored, which
--- changes oids; else the role that has the recorded oid, if it was renamed or nothing was granted yet. A new role with the
--- name of one that is gone has no right on the schema, because PostgreSQL keeps rights by oid.
+-- The role of a grant is the role that has the recorded oid, whatever its name is now: two may have exchanged their names. A
+-- restored dump has the oids of other roles, and another oid for the table of grants. There it is the role that has the recorded
+-- name and a right on the schema, as the dump restores it: a new role with the name of one that is gone has none.
 create or replace function pgqueue._roles_of_grants()
 returns table (role name, kind text, role_oid oid, now_oid oid, now_name name)
 language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select g.role, g.kind, g.role_oid, f.oid, f.rolname
+    select g.role, g.kind, case when h.is_here then g.role_oid end, f.oid, f.rolname
     from pgqueue.grants g
+    cross join lateral (select (g.recorded_in = 'pgqueue.grants'::regclass) is true as is_here) h
     left join lateral (
         select r.oid, r.rolname
         from pg_roles r
-        cross join lateral (
-            select exists (
+        where case
+            when h.is_here then r.oid = g.role_oid
+            -- Before it was recorded where an oid holds, that of a renamed role was.
+            else (r.rolname = g.role or (g.recorded_in is null and r.oid = g.role_oid)) and exists (
                 select
                 from pg_namespace n
                 cross join aclexplode(n.nspacl) a
                 where n.nspname = 'pgqueue' and a.grantee = r.oid
-            ) as has_right
-        ) h
-        where (r.rolname = g.role or r.oid = g.role_oid)
-            and (h.has_right or (r.rolname = g.role and r.oid = g.role_oid))
+            )
+        end
         order by r.rolname = g.role desc
         limit 1
     ) f on true
@@ -87,9 +88,11 @@ begin
         where g.role = m.role and g.kind = m.kind
         returning m.now_name, g.kind, m.now_oid
     )
-    insert into pgqueue.grants (role, kind, role_oid)
-    select distinct on (o.now_name, o.kind) o.now_name, o.kind, o.now_oid from gone o order by o.now_name, o.kind
-    on conflict (role, kind) do update set role_oid = excluded.role_oid;
+    insert into pgqueue.grants (role, kind, role_oid, recorded_in)
+    select distinct on (o.now_name, o.kind) o.now_name, o.kind, o.now_oid, 'pgqueue.grants'::regclass
+    from gone o
+    order by o.now_name, o.kind
+    on conflict (role, kind) do update set role_oid = excluded.role_oid, recorded_in = excluded.recorded_in;
 end
 $$;
 

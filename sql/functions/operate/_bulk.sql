@@ -6,7 +6,7 @@
 -- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts the remaining matches.
 
 -- Checks the arguments of a call (p_given: by their names), and makes them a filter of search(). The audit keeps them, with
--- the states on which the call acts.
+-- the states on which the call acts. Null, as of array_agg() over no row, would fit every job, so other values are the defaults.
 create or replace function pgqueue._bulk(
     p_action text, p_given jsonb, p_job_ids bigint[], p_max_jobs integer, p_after jsonb,
     out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
@@ -14,9 +14,9 @@ create or replace function pgqueue._bulk(
 language plpgsql
 as $$
 declare
-    v_given jsonb := jsonb_strip_nulls(p_given - 'everything');
+    v_given jsonb := p_given - 'everything' || jsonb_build_object('job_ids', p_job_ids);
     v_everything constant boolean := coalesce((p_given ->> 'everything')::boolean, false);
-    v_is_narrow constant boolean := v_given ?| '{state,group_id}' or p_job_ids is not null;
+    v_is_narrow boolean;
     v_states text[] := case p_action
         when 'cancel_many' then '{waiting,failed,blocked,executing}'::text[]
         when 'delete_many' then '{waiting,failed,blocked,succeeded,dead,cancelled}'
@@ -27,6 +27,16 @@ declare
     end;
     v_filter jsonb;
 begin
+    perform pgqueue._refuse(g.key || ' is null', 'It would fit every job.', format('Give %s a value, or leave it out.', g.key))
+    from jsonb_each(v_given) g
+    where g.value = 'null';
+    select coalesce(jsonb_object_agg(g.key, g.value), '{}') into v_given
+    from jsonb_each(v_given - 'job_ids') g
+    where p_action = 'purge_queue'
+        or g.value <> to_jsonb(case when g.key ~ '_after$' then '-infinity' when g.key ~ '_before$' then 'infinity' else '*' end)
+        and (g.key, g.value) <> ('group_id', '-1');
+    p_job_ids := nullif(p_job_ids, '{-1}');
+    v_is_narrow := v_given ?| '{state,group_id}' or p_job_ids is not null;
     perform pgqueue._check_name(n.name, v_given ->> n.name, case n.name when 'key' then 512 else 128 end)
     from unnest('{queue,task,key}'::text[]) n (name)
     where v_given ? n.name or (p_action = 'purge_queue' and n.name = 'queue');
@@ -38,10 +48,7 @@ begin
                 format('It is %s.', quote_literal(v_given ->> 'state')),
                 format('Give state as %s, or leave it out.', array_to_string(v_states, ', '))
             ),
-            (
-                v_given ? 'key' and not v_given ? 'queue', 'key is given without queue', 'A key is one of a queue.',
-                'Give queue with key.'
-            ),
+            (v_given ? 'key' and not v_given ? 'queue', 'key is given without queue', 'A key is one of a queue.', 'Give queue with key.'),
             (
                 array_ndims(p_job_ids) > 1 or array_position(p_job_ids, null) is not null or cardinality(p_job_ids) > 10000,
                 'job_ids must be a plain array of at most 10000 ids without nulls',

@@ -204,24 +204,24 @@ as $$
     union all
     select
         case when e.is_replaced then 'warning' else 'info' end, 'rights', f.role::text,
+        concat(
+            format('role %s, which was granted %s, ', f.role, f.kind),
+            coalesce('was renamed to ' || f.now_name || ': it keeps its rights', 'no longer exists'),
+            case when e.is_replaced then '; the role that has its name now is another one, and does not get them' end
+        ),
         format(
             case
-                when f.now_oid is not null then 'role %s, which was granted %s, was renamed to %s: it keeps its rights'
                 when e.is_replaced
-                then 'role %s was granted %s and no longer exists; the role that has its name now is another one, and has no rights'
-                else 'role %s was granted %s and no longer exists'
+                then case when f.now_oid is null then '' else 'nothing: the next pgqueue migrate records the name; ' end
+                    || 'if the other role is to have them: select pgqueue.grant_access(%1$L, %2$L); if %3$s is not: select pgqueue.revoke_access(%1$L, %3$L);'
+                when f.now_oid is null then 'select pgqueue.revoke_access(%1$L, %2$L);'
+                else 'nothing: the next pgqueue migrate records the name'
             end,
-            f.role, f.kind, f.now_name
-        ),
-        case
-            when f.now_oid is not null then 'nothing: the next pgqueue migrate records the name'
-            when e.is_replaced
-            then format('if it is to have them: select pgqueue.grant_access(%1$L, %2$L); if not: select pgqueue.revoke_access(%1$L, %2$L);', f.kind, f.role)
-            else format('select pgqueue.revoke_access(%L, %L);', f.kind, f.role)
-        end
+            f.kind, f.role, coalesce(f.now_name, f.role)
+        )
     from pgqueue._roles_of_grants() f
     cross join lateral (
-        select f.now_oid is null and exists (select from pg_roles r where r.rolname = f.role) as is_replaced
+        select exists (select from pg_roles r where r.rolname = f.role and r.oid is distinct from f.now_oid) as is_replaced
     ) e
     where f.now_oid is null or f.now_name <> f.role
     union all

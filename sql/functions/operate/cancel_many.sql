@@ -1,10 +1,10 @@
 -- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time. See _bulk.
 
 create or replace function pgqueue.cancel_many(
-    queue text default null, task text default null, key text default null, state text default null,
-    created_after timestamptz default null, created_before timestamptz default null, job_ids bigint[] default null,
+    queue text default '*', task text default '*', key text default '*', state text default '*',
+    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-1}',
     everything boolean default false, max_jobs integer default 1000, after jsonb default null,
-    group_id bigint default null
+    group_id bigint default -1
 )
 returns table (changed bigint, skipped bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language sql security definer rows 1
@@ -16,5 +16,5 @@ as $$
 $$;
 
 comment on function pgqueue.cancel_many is
-    'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
+    'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; left out: all of these. key needs queue. group_id: the members of a group. No filter may be null: leave it out. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; skipped: the number left as they are, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

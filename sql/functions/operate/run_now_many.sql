@@ -1,8 +1,8 @@
 -- run_now_many: makes scheduled and failed jobs due now, many at a time. See _bulk.
 
 create or replace function pgqueue.run_now_many(
-    queue text default null, task text default null, key text default null, state text default null,
-    created_after timestamptz default null, created_before timestamptz default null, job_ids bigint[] default null,
+    queue text default '*', task text default '*', key text default '*', state text default '*',
+    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-1}',
     everything boolean default false, max_jobs integer default 1000, after jsonb default null
 )
 returns table (changed bigint, skipped bigint, left_over bigint, is_exact boolean, next_after jsonb)
@@ -15,5 +15,5 @@ as $$
 $$;
 
 comment on function pgqueue.run_now_many is
-    'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; null: both. key needs queue. _after is inclusive, _before exclusive. '
+    'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; left out: both. key needs queue. No filter may be null: leave it out. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; skipped: the number left as they are, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

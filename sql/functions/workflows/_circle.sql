@@ -187,9 +187,7 @@ begin
             (
                 select m.id
                 from unnest(v_group.ids) m (id)
-                where pgqueue._circle(
-                    null, v_group.group_id, array(select d.id from pgqueue._open_parents(m.id) d)
-                ) is not null
+                where pgqueue._circle(null, v_group.group_id, array(select d.id from pgqueue._open_parents(m.id) d)) is not null
                 limit 1
             )
         );

@@ -173,9 +173,7 @@ begin
     with parents as materialized (
         select p.id, p.ended, false as lives
         from pgqueue._find_parents(array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive))) p
-        left join lateral (
-            select h.id from pgqueue.history h where h.id = p.id for key share skip locked
-        ) l on true
+        left join lateral (select h.id from pgqueue.history h where h.id = p.id for key share skip locked) l on true
         -- Not one that history keeps, and another session may be retrying.
         where not p.lives and (l.id is not null or not exists (select from pgqueue.history h where h.id = p.id))
         union all
