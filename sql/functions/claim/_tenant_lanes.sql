@@ -71,9 +71,7 @@ declare
 begin
     insert into pgqueue.lanes (queue, priority, until, is_fair)
     select p_queue, p_priority, v_now + interval '5 s', true
-    where not exists (
-        select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority and l.is_fair
-    );
+    where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority and l.is_fair);
     v_first := found;
     insert into pgqueue.tenant_lanes (queue, priority, lane_key, due_from, until)
     select
@@ -118,9 +116,7 @@ begin
         limit p_limit
         for update skip locked
     ),
-    gone as (
-        delete from pgqueue.tenant_lanes t where t.ctid = any (array(select p.row_ctid from passed p))
-    ),
+    gone as (delete from pgqueue.tenant_lanes t where t.ctid = any (array(select p.row_ctid from passed p))),
     renewed as (
         insert into pgqueue.tenant_lanes (queue, priority, lane_key, due_from, until)
         select
@@ -149,9 +145,7 @@ begin
         insert into pgqueue.lanes (queue, priority, until, is_fair)
         select distinct r.queue, r.priority, v_now + interval '5 s', true
         from renewed r
-        where not exists (
-            select from pgqueue.lanes l where l.queue = r.queue and l.priority = r.priority and l.is_fair
-        )
+        where not exists (select from pgqueue.lanes l where l.queue = r.queue and l.priority = r.priority and l.is_fair)
     )
     select count(*) into v_rows from passed;
     return v_rows;
@@ -271,9 +265,7 @@ declare
 begin
     -- Also has jobs without a lane looked for.
     perform pgqueue._register_tenants(l.queue, l.priority, null)
-    from (
-        select a.queue, a.priority, bool_or(a.is_fair) as is_fair from pgqueue.lanes a group by a.queue, a.priority
-    ) l
+    from (select a.queue, a.priority, bool_or(a.is_fair) as is_fair from pgqueue.lanes a group by a.queue, a.priority) l
     where l.is_fair
         or (
             select true

@@ -28,9 +28,7 @@ begin
     if pgqueue._has_notes() then
         -- Locked first: so the next statement shows every job that was made to depend on one of these before.
         perform l.id
-        from (
-            select u.id, u.reservation from unnest(p_job_ids, p_reservations) u (id, reservation) order by u.id
-        ) w
+        from (select u.id, u.reservation from unnest(p_job_ids, p_reservations) u (id, reservation) order by u.id) w
         cross join lateral (
             select j.id
             from pgqueue.jobs j

@@ -33,9 +33,7 @@ begin
                 else pg_xact_status((v_own + w.since)::text::xid8) = 'in progress'
             end
         from pgqueue.jobs j
-        cross join lateral (
-            select (j.xmin::text::bigint - v_own % v_circle + v_circle) % v_circle as since
-        ) w
+        cross join lateral (select (j.xmin::text::bigint - v_own % v_circle + v_circle) % v_circle as since) w
         where j.id = outcome.job_id
     )
     union all

@@ -73,9 +73,7 @@ end
 $$;
 
 -- Null: the job ended, or lost the key, meanwhile, and the caller tries again.
-create or replace function pgqueue._edit_waiting(
-    p_job_id bigint, p_job pgqueue.jobs, p_on_conflict text, p_debounce_max interval
-)
+create or replace function pgqueue._edit_waiting(p_job_id bigint, p_job pgqueue.jobs, p_on_conflict text, p_debounce_max interval)
 returns text
 language plpgsql
 as $$
@@ -169,9 +167,7 @@ as $$
             format('Job %s has it.', p_has_key),
             'Leave on_conflict out to get the id of that job, or give another dedupe.', '23505']
         else array[
-            format(
-                'another transaction holds dedupe key %s of task %s', quote_literal(p_job.dedupe), quote_literal(p_job.task)
-            ),
+            format('another transaction holds dedupe key %s of task %s', quote_literal(p_job.dedupe), quote_literal(p_job.task)),
             'It was open for longer than dedupe_wait. Nothing was enqueued.',
             'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.', '55P03']
     end

@@ -71,9 +71,7 @@ $$;
 
 -- Records in the rows of dependencies how these parents ended; p_state null: they were retried, and the rows are open again.
 -- p_after: only children with ids above it; an earlier call closed the others.
-create or replace function pgqueue._close_dependencies(
-    p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
-)
+create or replace function pgqueue._close_dependencies(p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0)
 returns bigint[]
 language plpgsql
 set enable_sort = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -183,9 +181,7 @@ begin
     with parents as materialized (
         select p.id, p.ended, false as lives
         from pgqueue._find_parents(array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive))) p
-        left join lateral (
-            select h.id from pgqueue.history h where h.id = p.id for key share skip locked
-        ) l on true
+        left join lateral (select h.id from pgqueue.history h where h.id = p.id for key share skip locked) l on true
         -- Not one that history keeps, and another session may be retrying.
         where not p.lives and (l.id is not null or not exists (select from pgqueue.history h where h.id = p.id))
         union all

@@ -11,9 +11,7 @@ declare
 begin
     -- An event whose time is over goes only to jobs that waited before.
     select e.payload, e.kept_until into v_event from pgqueue.events e where e.name = p_name;
-    if not found or not exists (
-        select from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until
-    ) then
+    if not found or not exists (select from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until) then
         return;
     end if;
     select array_agg(l.id) into v_ids
@@ -47,9 +45,7 @@ begin
     where exists (
         select
         from pgqueue.event_waits w
-        cross join lateral (
-            select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1
-        ) j
+        cross join lateral (select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1) j
         where w.name = p_name and w.since < v_event.kept_until
     );
 end
