@@ -541,6 +541,9 @@ comment on column pgqueue.workers.obeyed_at is
     'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.workers.database is
     'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+alter table pgqueue.workers add column server_started_at timestamptz;
+comment on column pgqueue.workers.server_started_at is
+    'When the server started in which the worker registered. After a failover or a restart, and in a copy, the worker does not count as alive until it has registered again. Null: the row was written before this was recorded.';
 comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
 comment on column pgqueue.heartbeats.at is 'When the heartbeat arrived.';
 comment on column pgqueue.heartbeats.memory is

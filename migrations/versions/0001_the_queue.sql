@@ -1110,7 +1110,8 @@ create table pgqueue.workers (
     obeyed_at timestamptz,
     database oid,
     stack_of bigint,
-    stack_asked_at timestamptz
+    stack_asked_at timestamptz,
+    server_started_at timestamptz
 );
 comment on table pgqueue.workers is
     'Registered workers. A row is written at start and end only; heartbeats say whether a worker is alive.';
@@ -1126,6 +1127,8 @@ comment on column pgqueue.workers.obeyed_at is
     'When the worker reported that it follows the command; null: it has not yet.';
 comment on column pgqueue.workers.database is
     'The oid of the database in which the worker registered: in a copy of that database the row does not count. Null: the row was written before this was recorded.';
+comment on column pgqueue.workers.server_started_at is
+    'When the server started in which the worker registered. After a failover or a restart, and in a copy, the worker does not count as alive until it has registered again. Null: the row was written before this was recorded.';
 comment on column pgqueue.workers.stack_of is
     'Private: the job whose handler''s stack an operator asked for, until the worker has read that.';
 comment on column pgqueue.workers.stack_asked_at is

@@ -13,7 +13,10 @@ select
         when jsonb_typeof(w.info -> 'heartbeat') = 'number'
             then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
         else 10
-    end) as is_alive,
+    end)
+        -- A heartbeat to another server, of which this one is a copy, says nothing about it. A standby shows those of its primary.
+        and (coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time() or pg_is_in_recovery())
+        as is_alive,
     coalesce(h.executing, 0) as executing,
     coalesce(h.lapsed, 0) as lapsed,
     w.command, w.commanded_at, w.obeyed_at,

@@ -182,6 +182,7 @@ def test_to_a_point_in_time_the_queue_is_as_of_that_commit() -> None:
         base.parent.mkdir(mode=0o700)
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             first = enqueue(conn)
+            call(conn, "hello", "web-1")
             subprocess.run(
                 [
                     *(embedded.binaries() / "pg_basebackup", "--pgdata", base, "--checkpoint=fast", "--no-sync"),
@@ -218,6 +219,11 @@ def test_to_a_point_in_time_the_queue_is_as_of_that_commit() -> None:
         with psycopg.connect(past.dsn, autocommit=True) as conn:
             wait_until(lambda: not value(conn, "select pg_is_in_recovery()"), timeout=60)
             assert [state(conn, each) for each in (first, second, third)] == ["succeeded", "waiting", None]
+            # Its worker gave its last sign of life to another server.
+            assert value(conn, "select array_agg(is_alive) from pgqueue.worker_status where worker = 'web-1'") == [
+                False
+            ]
+            assert call(conn, "beat", "web-1") is False
             # What was claimed after the target is unknown; the job runs again, under another reservation.
             assert call(conn, "complete", gone.id, gone.reservation) is False
             again = reserve_one(conn)

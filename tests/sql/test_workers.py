@@ -187,6 +187,57 @@ def test_awake_takes_back_the_workers_own_nap(conn: psycopg.Connection) -> None:
     assert value(conn, "select array_agg(worker) from pgqueue.idle_workers") == ["one"]
 
 
+def in_another_server(conn: psycopg.Connection) -> None:
+    """As in a physical copy, or in the standby that a failover promoted: another server has the rows."""
+    conn.execute("update pgqueue.workers set server_started_at = server_started_at - interval '1 hour'")
+
+
+def test_in_another_server_no_worker_counts_as_alive_before_it_has_registered_there(conn: psycopg.Connection) -> None:
+    call(conn, "hello", "web-1", None, Jsonb({"instance": "a"}))
+    alive = (
+        "select (select bool_and(is_alive) from pgqueue.worker_status),"
+        " (select count(*) from pgqueue._living_workers_of(null, pgqueue._clock())),"
+        " (select count(*) from jsonb_array_elements(pgqueue.stats() -> 'workers') w where w ->> 'last_beat_at' <> '')"
+    )
+    assert conn.execute(alive).fetchone() == (True, 1, 1)
+    in_another_server(conn)
+    assert conn.execute(alive).fetchone() == (False, 0, 0)
+    # In a copy nothing else happens. After a failover the worker reconnects, or is told so where a pooler hid that.
+    assert call(conn, "beat", "web-1") is False
+    assert table(conn, "idle", "web-1")[0].registered is False
+    assert conn.execute(alive).fetchone() == (False, 0, 0)
+    call(conn, "hello", "web-1", None, Jsonb({"instance": "a"}))
+    assert conn.execute(alive).fetchone() == (True, 1, 1)
+    assert call(conn, "beat", "web-1") is True
+    assert table(conn, "idle", "web-1")[0].registered is True
+
+
+def test_after_a_failover_a_worker_keeps_its_name_its_command_and_its_jobs(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    info = Jsonb({"instance": "a"})
+    assert table(conn, "claim_name", "web-1", info) == []
+    call(conn, "hello", "web-1", None, info)
+    call(conn, "quiet_worker", "web-1")
+    job_id = enqueue(conn)
+    held = reserve_one(conn, "web-1", lease="30 s")
+    call(conn, "started", [held.id], [held.reservation])
+    in_another_server(conn)
+    clock.advance("5 s")
+    # Another process of the name is not let in, for it would give back what the first one runs.
+    [taken] = table(conn, "claim_name", "web-1", Jsonb({"instance": "b"}))
+    assert taken.silent_for == timedelta(seconds=5)
+    # Nor does a new worker that registers forget the one that has not reconnected yet.
+    call(conn, "hello", "web-2")
+    maintain(conn)
+    assert call(conn, "worker_command", "web-1", "", "a") == "quiet"
+    call(conn, "hello", "web-1", None, info)
+    assert call(conn, "worker_command", "web-1", "", "a") == "quiet"
+    assert state(conn, job_id) == "executing"
+    assert call(conn, "complete", held.id, held.reservation) is True
+
+
 def test_a_copy_of_a_database_begins_without_the_workers_of_the_original(
     cloner: Cloner, database: Database, conn: psycopg.Connection
 ) -> None:

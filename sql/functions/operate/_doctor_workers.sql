@@ -107,7 +107,7 @@ as $$
     from (
         select w.name as worker, h.memory, l.memory_limit, h.memory / nullif(l.memory_limit, 0) as share, w.info ? 'max_memory' as is_replaced
         from pgqueue.workers w
-        cross join lateral pgqueue._last_heartbeat(w.name) h
+        cross join lateral pgqueue._last_heartbeat(w.name, w.server_started_at) h
         cross join lateral (
             select jsonb_path_query_first(w.info, '$.memory_limit ? (@.type() == "number")')::numeric as memory_limit
         ) l

@@ -12,7 +12,7 @@ as $$
         -- One that an operator made quiet, or stops, claims nothing.
         and w.command is null
         -- As worker_status.is_alive.
-        and greatest(w.started_at, (select b.at from pgqueue._last_heartbeat(w.name) b)) > p_now - make_interval(secs => 5 + case
+        and (select b.at from pgqueue._last_heartbeat(w.name, w.server_started_at) b) > p_now - make_interval(secs => 5 + case
             when jsonb_typeof(w.info -> 'heartbeat') = 'number' then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60) else 10
         end)
 $$;

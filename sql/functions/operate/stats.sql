@@ -66,9 +66,7 @@ begin
             'stuck_for', coalesce(max(l.stuck_for), 0),
             'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
         ),
-        'sampled_at', (
-            select max(s.at) from pgqueue.samples s where s.span = 10 and v_is_sample
-        )
+        'sampled_at', (select max(s.at) from pgqueue.samples s where s.span = 10 and v_is_sample)
     )
     into v_numbers
     from listed l;
@@ -79,7 +77,7 @@ begin
             from (
                 select w.name as worker, w.queues, w.info, w.started_at, b.at as last_beat_at
                 from pgqueue.workers w
-                left join lateral pgqueue._last_heartbeat(w.name) b on true
+                left join lateral pgqueue._last_heartbeat(w.name, w.server_started_at) b on true
             ) x
         ),
         'schedules', (
@@ -156,6 +154,6 @@ as $$
         and exists (
             select
             from pgqueue.workers w
-            where (select b.at from pgqueue._last_heartbeat(w.name) b) > p_now - interval '65 s'
+            where (select b.at from pgqueue._last_heartbeat(w.name, w.server_started_at) b) > p_now - interval '65 s'
         )
 $$;

@@ -58,7 +58,7 @@ begin
     insert into pgqueue.heartbeats (worker, at, memory, troubles)
     select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]')
     from pgqueue.workers w
-    where w.name = beat.worker;
+    where w.name = beat.worker and coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time();
     if found and beat.report is not null then
         insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report - 'troubles');
     end if;
@@ -67,7 +67,7 @@ end
 $$;
 
 comment on function pgqueue.beat(text, jsonb, bigint) is
-    'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again. '
+    'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes, or the server was restarted or replaced): call hello() again. '
     'report: what has started and ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
     '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
     'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes. '

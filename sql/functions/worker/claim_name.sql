@@ -3,7 +3,8 @@
 --
 -- A row of workers represents the name. If two start at once, the insert of the second waits for the first to commit, and then
 -- finds its row. A caller that believes the process of a name to be dead, by silent_for, takes the name over by naming its
--- instance, so only one of two such callers gets it.
+-- instance, so only one of two such callers gets it. No server can tell whether it is a copy or the successor of the one in which
+-- the worker registered, so after a failover the name stays that of a process that has not reconnected yet.
 
 create or replace function pgqueue.claim_name(worker text, info jsonb, instead_of text default null)
 returns table (held_by jsonb, silent_for interval)
@@ -20,13 +21,16 @@ begin
     where claim_name.info ->> 'instance' is null;
     perform pgqueue._forget_original();
     v_now := pgqueue._clock();
-    insert into pgqueue.workers as w (name, channel, info, started_at, database)
-    values (claim_name.worker, pgqueue._channel(claim_name.worker), claim_name.info, v_now, pgqueue._database())
+    insert into pgqueue.workers as w (name, channel, info, started_at, database, server_started_at)
+    values (
+        claim_name.worker, pgqueue._channel(claim_name.worker), claim_name.info, v_now, pgqueue._database(), pg_postmaster_start_time()
+    )
     on conflict (name) do update
     set
         info = excluded.info,
         started_at = excluded.started_at,
         database = excluded.database,
+        server_started_at = excluded.server_started_at,
         command = null,
         commanded_at = null,
         obeyed_at = null

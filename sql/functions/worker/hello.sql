@@ -3,7 +3,8 @@
 -- hello and bye write its row of workers; beat only inserts, because a row that every worker updates every few seconds
 -- would, under an old snapshot, become a chain of versions that every reader walks. hello locks the worker's row.
 -- A copy of a database has the workers of the original, which live elsewhere: the first worker of the copy that takes a
--- name or registers deletes them.
+-- name or registers deletes them. In another server, a copied one or one that a failover or a restart brought, with the same
+-- database, they do not count as alive until they register again: those of a failover do when they reconnect, with their commands.
 
 create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
 returns text
@@ -30,13 +31,14 @@ begin
             else '{}'
         end;
     end if;
-    insert into pgqueue.workers as w (name, channel, queues, info, started_at, database)
-    values (hello.worker, v_channel, hello.queues, v_info, v_now, pgqueue._database())
+    insert into pgqueue.workers as w (name, channel, queues, info, started_at, database, server_started_at)
+    values (hello.worker, v_channel, hello.queues, v_info, v_now, pgqueue._database(), pg_postmaster_start_time())
     on conflict (name) do update
     set
         queues = excluded.queues,
         info = excluded.info,
         database = excluded.database,
+        server_started_at = excluded.server_started_at,
         -- A command is for the process that had the name when it was given.
         command = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.command end,
         commanded_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.commanded_at end,

@@ -94,7 +94,10 @@ begin
     from unnest(coalesce(idle.queues, array[''])) q (name);
 
     select
-        exists (select from pgqueue.workers w where w.name = idle.worker) as is_registered,
+        exists (
+            select from pgqueue.workers w
+            where w.name = idle.worker and coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time()
+        ) as is_registered,
         (select b.at from pgqueue.heartbeats b where b.worker = idle.worker order by b.n desc limit 1) as beat_at,
         exists (select from pgqueue.limits l where l.kind = 'queue') as limits_queues,
         exists (select from pgqueue.limits l where l.rate is not null)
