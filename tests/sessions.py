@@ -17,8 +17,25 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from tests.facts import PATIENCE
+
 Params = Sequence[Any] | Mapping[str, Any]
 Rows = list[tuple[Any, ...]]
+
+
+class Pending:
+    """A statement that was sent. Its result is waited for with the patience of `wait_until`."""
+
+    def __init__(self, future: Future[Rows]) -> None:
+        self._future = future
+
+    def result(self, timeout: float = 10) -> Rows:
+        """Return its rows, or raise its error."""
+        return self._future.result(timeout * PATIENCE)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._future.done()
 
 
 class Session:
@@ -33,9 +50,9 @@ class Session:
         self._observer = observer
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"session-{self.pid}")
 
-    def start(self, sql: LiteralString, params: Params = ()) -> Future[Rows]:
-        """Send a statement and do not wait: the future has its rows, or its error."""
-        return self._thread.submit(self._execute, sql, params)
+    def start(self, sql: LiteralString, params: Params = ()) -> Pending:
+        """Send a statement and do not wait: its `result()` has its rows, or its error."""
+        return Pending(self._thread.submit(self._execute, sql, params))
 
     def run(self, sql: LiteralString, params: Params = (), timeout: float = 10) -> Rows:
         """Run a statement and return its rows (an empty list if it has none)."""

@@ -96,7 +96,7 @@ async def test_top_acts_on_the_database_of_the_row(dsns: list[str]) -> None:
     async with app.run_test(size=(220, 50)) as pilot:
         app.query_one("#tabs").active = "jobs"  # type: ignore[attr-defined]
         table = app.query_one("#jobs-table", DataTable)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(80):
             while table.row_count < 8:
                 await pilot.pause(0.05)
         assert [str(table.get_row_at(n)[0]) for n in range(8)] == [
@@ -107,7 +107,7 @@ async def test_top_acts_on_the_database_of_the_row(dsns: list[str]) -> None:
         table.move_cursor(row=7)
         job_id = int(str(table.get_row_at(7)[1]))
         await pilot.press("c")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(80):
             while "changed" not in str(app.query_one("#said", Static).render()):
                 await pilot.pause(0.05)
     with psycopg.connect(second) as conn:

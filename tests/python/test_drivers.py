@@ -513,7 +513,7 @@ async def test_wait_and_the_rest_take_what_enqueue_takes(hand: Way, conn: psycop
     await hand.commit()
     held = reserve_one(conn)
     call(conn, "complete", held.id, held.reservation, result=Jsonb({"sum": "3"}))
-    outcome = await done(pgqueue.wait(hand.given, job_id, timeout=5))
+    outcome = await done(pgqueue.wait(hand.given, job_id, timeout=60))
     assert (outcome.state, outcome.result, outcome.errors, outcome.attempts) == ("succeeded", {"sum": "3"}, [], 1)
     assert outcome.finished_at.tzinfo is not None
     assert not drivers.in_transaction(hand.given)
@@ -652,7 +652,7 @@ def test_django_waits_and_loads_and_goes_with_atomic(database: Database, conn: p
         assert [task for task, _ in jobs(conn)] == ["t", "u", "v"]
         held = reserve_one(conn)
         call(conn, "complete", held.id, held.reservation, result=Jsonb("text"))
-        assert pgqueue.wait(db.connection, held.id, timeout=5).result == "text"
+        assert pgqueue.wait(db.connection, held.id, timeout=60).result == "text"
         clock = Clock(db.connection)
         with clock.freeze("2030-01-01 00:00+00") as frozen:
             assert clock.now() == frozen

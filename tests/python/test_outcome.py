@@ -39,7 +39,7 @@ def test_wait_returns_how_a_job_ended_and_leaves_no_transaction_open(
     job_id = enqueue(conn)
     mine = database.connect(autocommit=autocommit, row_factory=dict_row)
     thread = end_soon(database, job_id, result=Jsonb({"n": 1}))
-    outcome = wait(mine, job_id, timeout=10)
+    outcome = wait(mine, job_id, timeout=60)
     thread.join()
     assert (outcome.job_id, outcome.state, outcome.result, outcome.errors) == (job_id, "succeeded", {"n": 1}, [])
     assert (outcome.succeeded, outcome.attempts) == (True, 1)
@@ -50,7 +50,7 @@ async def test_wait_on_an_async_connection_returns_an_awaitable(database: Databa
     job_id = enqueue(conn)
     mine = await database.connect_async(autocommit=False)
     thread = end_soon(database, job_id, "fail", retry=False, error=Jsonb({"class": "E", "message": "no"}))
-    outcome = await wait(mine, job_id, timeout=10)
+    outcome = await wait(mine, job_id, timeout=60)
     thread.join()
     assert (outcome.state, outcome.succeeded, outcome.result) == ("dead", False, None)
     assert [error["class"] for error in outcome.errors] == ["E"]
@@ -76,7 +76,7 @@ def test_wait_for_a_job_that_is_not_there_or_leaves_no_row_says_so(
     job_id = enqueue(conn, retention="0")
     thread = end_soon(database, job_id)
     with pytest.raises(JobNotFound, match="is gone"):
-        wait(conn, job_id, timeout=10)
+        wait(conn, job_id, timeout=60)
     thread.join()
 
 
@@ -91,7 +91,7 @@ def test_wait_in_a_transaction_that_would_never_see_the_end_is_refused(
         mine.rollback()
         mine.execute("select 1")
         thread = end_soon(database, job_id)
-        assert wait(mine, job_id, timeout=10).succeeded
+        assert wait(mine, job_id, timeout=60).succeeded
         thread.join()
     with pytest.raises(TypeError, match="Connection"):
         wait(object(), job_id)  # type: ignore[call-overload]

@@ -385,16 +385,14 @@ def test_by_the_wall_clock_each_local_time_runs_once_by_definition(
 def test_it_takes_no_more_than_a_few_hundred_microseconds(shared: psycopg.Connection) -> None:
     """The bound is ten times what it takes, for a busy machine; what matters is that it does not step by minutes."""
     for expression in ("*/5 * * * *", "30 2 * * mon-fri", "0 0 29 2 */7", "0 0 31 2 *", "59 23 31 12 *"):
-        took = value(
-            shared,
-            """
+        query = """
             with t as materialized (select clock_timestamp() as begun),
             r as materialized (
                 select count(pgqueue.cron_next(%s, begun + n * interval '1 h', 'Europe/Berlin')) as n
                 from t, generate_series(1, 200) n
             )
             select extract(epoch from clock_timestamp() - t.begun) / 200 * 1e6 from t, r
-            """,
-            expression,
-        )
+        """
+        # The best of several, for a busy machine stops some of them.
+        took = min(value(shared, query, expression) for _ in range(5))
         assert took < 5000, (expression, took)

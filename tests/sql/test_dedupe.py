@@ -395,9 +395,10 @@ def test_a_deduped_enqueue_wakes_an_idle_worker(database: Database, conn: psycop
     [idle] = table(conn, "idle", "w")
     listener.execute(f'listen "{idle.channel}"'.encode())
     enqueue(conn, dedupe="d", delay="1 h")
-    assert list(listener.notifies(timeout=0.1)) == []
+    listener.execute("select 1")
+    assert list(listener.notifies(timeout=0)) == []
     enqueue(conn, dedupe="d", on_conflict="replace")
-    assert [each.payload for each in listener.notifies(timeout=5, stop_after=1)] == ["wake"]
+    assert [each.payload for each in listener.notifies(timeout=60, stop_after=1)] == ["wake"]
 
 
 # Supersede

@@ -498,7 +498,7 @@ def test_a_worker_is_woken_where_its_claim_has_stopped_on_the_way(conn: psycopg.
     for _ in range(5):
         if reserve(conn, 1):
             break
-        assert [each.payload for each in listener.notifies(timeout=10, stop_after=1)] == ["wake"]
+        assert [each.payload for each in listener.notifies(timeout=60, stop_after=1)] == ["wake"]
     else:
         pytest.fail("the job was not found")
 

@@ -16,7 +16,7 @@ from tests.calls import call, enqueue, reserve, reserve_one, value
 def moved(conn: psycopg.Connection) -> psycopg.Connection:
     """A database into which the output of `python -m pgqueue.testing` was loaded."""
     printed = subprocess.run(
-        [sys.executable, "-m", "pgqueue.testing"], capture_output=True, check=True, timeout=30
+        [sys.executable, "-m", "pgqueue.testing"], capture_output=True, check=True, timeout=120
     ).stdout
     conn.execute(printed)
     return conn

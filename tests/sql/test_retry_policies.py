@@ -204,7 +204,7 @@ def test_a_worker_of_the_retry_queue_is_woken(conn: psycopg.Connection, clock: C
     enqueue(conn, retry_queue="slow")
     held = reserve_one(conn)
     call(conn, "fail", held.id, held.reservation, retry_in="1 s")
-    assert [notice.payload for notice in conn.notifies(timeout=5, stop_after=1)] == ["due"]
+    assert [notice.payload for notice in conn.notifies(timeout=60, stop_after=1)] == ["due"]
 
 
 def test_an_attempt_that_asks_for_it_ends_as_cancelled_with_its_reason(conn: psycopg.Connection) -> None:

@@ -60,7 +60,7 @@ def test_psql_alone_is_producer_and_consumer(database: Database) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "LC_ALL": "C"},
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.stderr == ""

@@ -52,7 +52,7 @@ def cells(pilot: Pilot[None], tab: str) -> list[list[str]]:
 
 
 async def until(pilot: Pilot[None], fact: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(80):
         while not fact():
             await pilot.pause(0.05)
 

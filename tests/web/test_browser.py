@@ -80,8 +80,7 @@ def test_plots_are_drawn(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/")
     page.locator(".plot canvas").first.wait_for()
     page.get_by_label("1 h", exact=True).check()
-    page.wait_for_timeout(300)
-    assert page.locator(".plot canvas").count() == 2
+    wait_until(lambda: page.locator(".plot canvas").count() == 2)
 
 
 @pytest.mark.long

@@ -140,6 +140,9 @@ def test_what_goes_wrong_in_a_page_is_heard(browser: Browser, serve: Serve, wron
             "script": "setTimeout(() => { throw new Error('oh') })",
         }[wrong]
     )
-    tried.wait_for_timeout(200)
+    for _ in range(300):
+        if heard:
+            break
+        tried.wait_for_timeout(200)
     context.close()
     assert len(heard) == 1, heard

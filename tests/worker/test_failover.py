@@ -21,7 +21,7 @@ import pytest
 from pgqueue import embedded, enqueue
 from pgqueue.schema.migrate import migrate
 from tests.calls import value
-from tests.facts import wait_until
+from tests.facts import PATIENCE, wait_until
 from tests.workers import WorkerProcess, write_module
 
 pytestmark = [
@@ -214,7 +214,7 @@ def test_a_worker_goes_with_the_primary_and_no_replicated_job_is_lost(
                 lambda: value(conn, "select 1 from pgqueue.history where id >= %s and state = 'succeeded'", last),
                 timeout=20,
             )
-            assert time.monotonic() - promoted_at < 15
+            assert time.monotonic() - promoted_at < 15 * PATIENCE
             producer.stop()
             wait_until(lambda: succeeded(conn, producer.acknowledged), timeout=20)
         assert "Traceback" not in worker.log()

@@ -132,11 +132,11 @@ async def test_a_handler_that_keeps_the_worker_from_all_else_runs_once_while_its
         # Nothing else of this worker runs meanwhile: its loop is blocked, as by the interpreter's lock.
         ran.append(run.attempt)
         began.set()
-        go.wait(30)
+        go.wait(120)
 
     def other_worker() -> int:
         """Run maintenance until the lease is nearly over, as another worker would."""
-        began.wait(30)
+        began.wait(120)
         rescued = 0
         with psycopg.connect(database.dsn, autocommit=True) as beside:
             for _ in range(9):

@@ -179,12 +179,12 @@ async def test_slots_that_end_are_replaced_and_logged(
 
     @app.task
     def waits() -> None:
-        held.wait(20)
+        held.wait(120)
 
     @app.task
     def meets() -> None:
         # Only if three run at a time.
-        together.wait(20)
+        together.wait(120)
 
     async with working(app, database.dsn, concurrency=3) as worker:
         # All three have run a job, and one of them waits for the next.

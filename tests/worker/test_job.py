@@ -66,7 +66,7 @@ async def test_a_job_past_its_timeout_has_failed_and_its_handler_knows_why(
 
     def synchronous(job: Job) -> None:
         left.append(job.time_left())
-        assert job.cancelled.wait(30)
+        assert job.cancelled.wait(120)
         job.check()
 
     options = {"timeout": "0.2 s", "max_attempts": 2, "retry_policy": "fixed", "retry_delay": "0", "retry_jitter": 0}
@@ -108,7 +108,7 @@ async def test_a_sync_handler_that_ignores_its_timeout_is_warned_of_once_and_nam
 
     @app.task(timeout="50 ms")
     def t() -> None:
-        assert go.wait(30)
+        assert go.wait(120)
 
     job_id = enqueue(conn)
     with caplog.at_level(logging.WARNING, "pgqueue"):
@@ -131,7 +131,7 @@ async def test_cancel_reaches_a_sync_handler_through_its_job(
     @app.task
     def t(job: Job) -> None:
         started.set()
-        if job.cancelled.wait(30):
+        if job.cancelled.wait(120):
             reasons.append(job.cancelled.reason)
             told.set()
         job.check()
@@ -163,7 +163,7 @@ async def test_a_handler_in_a_thread_ends_at_its_next_step_when_it_is_cancelled(
     @app.task
     def workflow(job: Job) -> None:
         job.step("charge", done_steps.append, "charge")
-        job.cancelled.wait(20)
+        job.cancelled.wait(120)
         try:
             ends[kind](job)
         except Exception:
@@ -186,7 +186,7 @@ async def test_a_handler_in_a_thread_past_its_timeout_fails_at_its_next_step(
 
     @app.task(timeout="0.2 s", max_attempts=1)
     def workflow(job: Job) -> None:
-        job.cancelled.wait(20)
+        job.cancelled.wait(120)
         job.step("ship", shipped.append, "ship")
 
     job_id = enqueue(conn, "workflow")
@@ -235,7 +235,7 @@ async def test_progress_is_stored_about_once_a_second(kind: str, database: Datab
 
     def synchronous(job: Job) -> None:
         tell(job)
-        go.wait(30)
+        go.wait(120)
 
     app.task(name="t")(asynchronous if kind == "async" else synchronous)
     job_id = enqueue(conn)
@@ -275,9 +275,9 @@ async def test_a_job_extends_its_lease_when_it_asks(database: Database, conn: ps
 
     @app.task
     def t(job: Job) -> None:
-        asked.wait(30)
+        asked.wait(120)
         job.extend()
-        go.wait(30)
+        go.wait(120)
 
     job_id = enqueue(conn)
     async with working(app, database.dsn, lease=3000.0):
@@ -418,7 +418,7 @@ async def test_an_operator_has_results_stored_of_a_task_that_does_not_ask(
         conn.execute("update pgqueue.tasks set store_result = true where name = 't'")
         job_id = enqueue(conn)
         connection = await database.connect_async()
-        outcome = await pgqueue.wait(connection, job_id, timeout=10)
+        outcome = await pgqueue.wait(connection, job_id, timeout=60)
     assert (outcome.state, outcome.result, outcome.succeeded, outcome.attempts) == ("succeeded", 7, True, 1)
 
 

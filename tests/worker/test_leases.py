@@ -47,7 +47,7 @@ async def test_a_job_longer_than_its_lease_runs_once_while_the_lease_is_extended
 
     def synchronous(job: Job) -> None:
         ran.append(job.attempt)
-        assert go_sync.wait(30)
+        assert go_sync.wait(120)
 
     app.task(name="t")(asynchronous if kind == "async" else synchronous)
     job_id = enqueue(conn)
@@ -159,7 +159,7 @@ async def test_a_sync_handler_whose_lease_was_lost_ends_without_changing_the_job
     @app.task
     def t() -> None:
         started.set()
-        assert go.wait(30)
+        assert go.wait(120)
         if outcome == "raises":
             raise LookupError
 
@@ -336,8 +336,8 @@ async def test_a_job_whose_row_another_session_locks_for_longer_than_its_lease_r
     job_id = enqueue(conn)
     other = database.session()
     async with (
-        working(app, database.dsn, name="a", lease=2.0, poll_interval=0.2),
-        working(app, database.dsn, name="b", lease=2.0, poll_interval=0.2),
+        working(app, database.dsn, name="a", lease=3.0, poll_interval=0.2),
+        working(app, database.dsn, name="b", lease=3.0, poll_interval=0.2),
     ):
         await wait_until_async(lambda: ran)
         for _ in range(3):

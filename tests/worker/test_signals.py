@@ -32,7 +32,7 @@ def clock(clock: Clock) -> Clock:
 
 async def work(app: App, database: Database) -> None:
     """Run a worker until nothing is due."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(80):
         await Worker(app, database.dsn, WorkerConfig(until_empty=True)).run()
 
 

@@ -189,7 +189,7 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
             began = time.monotonic()
             await wait_until_async(partial(passed, began + 5.5))
             assert len(lines(caplog, "trying again until it answers")) == 1
-            assert 1 <= len(lines(caplog, "still cannot use")) <= 2
+            assert 1 <= len(lines(caplog, "still cannot use")) <= (time.monotonic() - began) / 2
             assert proxy.attempts == tried
             proxy.accept()
             assert await done(conn, job_id) == ["succeeded"]

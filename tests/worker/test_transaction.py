@@ -155,11 +155,11 @@ async def test_the_lease_holds_while_the_transaction_lives(
 
     def pause(job: Job) -> None:
         began.set()
-        assert go.wait(30)
+        assert go.wait(120)
 
     declare(app, kind, pause)
     job_id = enqueue(conn)
-    async with working(app, database.dsn, lease=1.0), working(app, database.dsn, lease=1.0):
+    async with working(app, database.dsn, lease=3.0), working(app, database.dsn, lease=3.0):
         await wait_until_async(began.is_set)
         ends_at = job(conn, job_id).lease_expires_at
         await wait_until_async(lambda: value(conn, "select clock_timestamp() > %s + interval '1 s'", ends_at))

@@ -463,7 +463,7 @@ async def test_a_sleep_beside_a_step_lets_it_end_and_starts_no_other(
         def charge() -> None:
             calls.append("charge")
             started.set()
-            go.wait(20)
+            go.wait(120)
 
         def pay() -> None:
             job.step("charge", charge)
@@ -472,7 +472,7 @@ async def test_a_sleep_beside_a_step_lets_it_end_and_starts_no_other(
         with ThreadPoolExecutor(1) as pool:
             paid = pool.submit(pay)
             if not calls:
-                started.wait(20)
+                started.wait(120)
             # Soon after the sleep began to wait.
             threading.Timer(0.2, go.set).start()
             job.sleep("rest", "0.5 s")
