@@ -24,6 +24,23 @@ def test_a_session_with_another_style_of_dates_leaves_a_cursor_that_others_can_r
     assert value(conn, "select count(*) from pgqueue.jobs where ready_at < '2026-11-23 21:01+00'") == 3
 
 
+def test_jobs_of_a_queue_that_becomes_fair_get_their_lanes_whatever_the_style_of_dates(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2026-11-23 22:00+00")
+    for tenant in "abc":
+        enqueue(conn, limit_key=tenant)
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    cursor = None
+    for style in ("German", "SQL, DMY", "ISO, MDY"):
+        conn.execute(f"set datestyle = '{style}'".encode())
+        row = conn.execute("select moved, next_cursor from pgqueue._move_to_lanes(1, %s::text[])", [cursor]).fetchone()
+        assert row is not None
+        moved, cursor = row
+        assert moved == 1
+        assert cursor is not None
+
+
 def test_backslashes_in_literals_may_escape(database: Database) -> None:
     conn = database.connect(options="-c standard_conforming_strings=off -c escape_string_warning=off")
     assert call(conn, "cron_next", "*/5 * * * *", "2026-01-01 00:01+00").minute == 5

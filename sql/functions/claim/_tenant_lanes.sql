@@ -177,9 +177,10 @@ end
 $$;
 
 -- A step of maintain: gives waiting jobs the lanes that their queues, as they are now, have for them. What is due goes behind
--- what is in its lane, for a head may have passed its time. Reads p_limit jobs.
+-- what is in its lane, for a head may have passed its time. Reads p_limit jobs. The cursor is read by sessions of any DateStyle.
 create or replace function pgqueue._move_to_lanes(p_limit integer, p_cursor text[], out moved bigint, out next_cursor text[])
 language plpgsql
+set datestyle = 'ISO, YMD'
 as $$
 declare
     v_now timestamptz;
