@@ -55,10 +55,10 @@ def run(
     yes: bool,
     as_json: bool,
     dsn: str | None,
-    where: str = "",
+    where: str | None = None,
 ) -> None:
     """Act on all jobs that match the filters, or the filter in `where`, and print how many were changed."""
-    wanted = _filter(action, where) if where else None
+    wanted = None if where is None else {"states": _STATES[action], **_filter(where)}
     if wanted and (job_ids or given or everything):
         raise ConfigError(
             "--where excludes other filters",
@@ -75,7 +75,7 @@ def run(
         )
     known: list[int] = []
     with connected(dsn) as connection:
-        if wanted:
+        if wanted and where is not None:
             if not yes:
                 _ask_for_found(connection, action, wanted, where, as_json)
             run_chunks = _run_found(connection, action, wanted, chunk)
@@ -106,7 +106,7 @@ def run(
 
 def update(
     job_ids: list[int] | None,
-    where: str,
+    where: str | None,
     changes: Mapping[str, object],
     chunk: int,
     yes: bool,
@@ -114,11 +114,11 @@ def update(
     dsn: str | None,
 ) -> None:
     """Change the jobs that were never started among these, or among those that match a filter; print how many."""
-    if bool(job_ids) == bool(where):
+    if bool(job_ids) == (where is not None):
         raise ConfigError("update what?", hint="give ids, or --where 'queue:mail task:import'")
-    wanted: Filter = {"ids": job_ids} if job_ids else parse(where)
+    wanted: Filter = {"ids": job_ids} if where is None else _filter(where)
     with connected(dsn) as connection:
-        if where and not yes:
+        if where is not None and not yes:
             states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
             _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
         changed, skipped = counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
@@ -210,11 +210,11 @@ _EXAMPLES = {
 ROWS = 100_000
 
 
-def _filter(action: str, where: str) -> Filter:
+def _filter(where: str) -> Filter:
     wanted = parse(where)
     if not wanted:
         raise ConfigError("the filter is empty, and would match every job", hint="write --where 'state:dead', or so")
-    return {"states": _STATES[action], **wanted}
+    return wanted
 
 
 def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, where: str, as_json: bool) -> None:

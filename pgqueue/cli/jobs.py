@@ -70,7 +70,7 @@ def list_jobs(
     error: Annotated[str | None, typer.Option(help="Only with this in an error: 'Timeout'.")] = None,
     since: Annotated[str | None, typer.Option(help="Only enqueued since: '2 hours', '2026-12-24 18:00'.")] = None,
     until: Annotated[str | None, typer.Option(help="Only enqueued before: '10 min', '2026-12-25'.")] = None,
-    where: Where = "",
+    where: Where = None,
     order: Annotated[
         str, typer.Option(help="newest, oldest, or due: waiting and failed jobs, the one due first at the top.")
     ] = ORDERS[0],
@@ -86,7 +86,7 @@ def list_jobs(
         raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(STATES)}")
     only = {"queue": queue, "task": task, "state": state, "key": key, "tag": tag, "ids": ids or None}
     only = {**only, "worker": worker, "error": error, "since": since, "until": until}
-    wanted = parse(where)
+    wanted = parse(where or "")
     if where and any(only.values()):
         raise ConfigError(
             "--where excludes other filters",
@@ -281,7 +281,7 @@ def run_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
-    where: Where = "",
+    where: Where = None,
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -302,7 +302,7 @@ def kill_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
-    where: Where = "",
+    where: Where = None,
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -325,7 +325,7 @@ def retry_jobs(
     created_before: CreatedBefore = None,
     finished_after: FinishedAfter = None,
     finished_before: FinishedBefore = None,
-    where: Where = "",
+    where: Where = None,
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -337,7 +337,7 @@ def retry_jobs(
     One job, by its id, may also be a failed one: it runs now.
     """
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
-    if job_ids is not None and len(job_ids) == 1 and not given and not where:
+    if job_ids is not None and len(job_ids) == 1 and not given and where is None:
         [job_id] = job_ids
         _answer(
             job_id,
@@ -363,7 +363,7 @@ def update_jobs(
     limit_key: Annotated[
         str | None, typer.Option(help="The value to which limits of the kind limit_key apply; '' for none.")
     ] = None,
-    where: Where = "",
+    where: Where = None,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -377,7 +377,7 @@ def update_jobs(
         parse_object(args, "--args")
     if not changes:
         raise ConfigError("change what?", hint="give --args, --run-at, --priority, --queue or --limit-key")
-    if job_ids is not None and len(job_ids) == 1 and not where:
+    if job_ids is not None and len(job_ids) == 1 and where is None:
         [job_id] = job_ids
         _answer(job_id, ask(dsn, operate.update_job(job_id, changes)), "changed", "it cannot be changed", as_json, dsn)
         return
@@ -393,7 +393,7 @@ def cancel_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
-    where: Where = "",
+    where: Where = None,
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -402,7 +402,7 @@ def cancel_jobs(
 ) -> None:
     """Cancel jobs, by id or by filter; executing ones are asked to stop."""
     given = bulk.filters(queue, task, key, state, created_after, created_before)
-    if job_ids is None or len(job_ids) != 1 or given or where:
+    if job_ids is None or len(job_ids) != 1 or given or where is not None:
         bulk.run("cancel", "cancelled or asked to stop", job_ids, given, everything, chunk, yes, as_json, dsn, where)
         return
     [job_id] = job_ids
@@ -421,7 +421,7 @@ def delete_jobs(
     created_before: CreatedBefore = None,
     finished_after: FinishedAfter = None,
     finished_before: FinishedBefore = None,
-    where: Where = "",
+    where: Where = None,
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -430,7 +430,7 @@ def delete_jobs(
 ) -> None:
     """Delete jobs that are not executing, and rows of history, by id or by filter (with --state)."""
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
-    if job_ids is not None and len(job_ids) == 1 and not given and not where:
+    if job_ids is not None and len(job_ids) == 1 and not given and where is None:
         [job_id] = job_ids
         _answer(job_id, ask(dsn, operate.delete(job_id)), "deleted", "cancel it before you delete it", as_json, dsn)
         return

@@ -74,7 +74,7 @@ CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued befo
 FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
 FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]
 Where = Annotated[
-    str,
+    str | None,
     typer.Option("--where", help="Filter, as on the pages: 'queue:mail state:dead error:Timeout age:>1h'."),
 ]
 Everything = Annotated[bool, typer.Option("--everything", help="Act on all jobs: needed if no filter is given.")]

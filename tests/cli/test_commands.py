@@ -394,6 +394,17 @@ def test_a_bulk_command_without_a_filter_is_refused(run: Run, conn: psycopg.Conn
     assert run("jobs", "delete", "--everything", "--yes").out == "1 job deleted\n"
 
 
+def test_an_empty_where_is_no_filter_that_was_left_out(run: Run, conn: psycopg.Connection) -> None:
+    """As of a shell variable that is empty: the other options alone would act on a whole queue."""
+    job_id = enqueue(conn)
+    for command in ("run", "kill", "cancel", "delete", "retry", "update"):
+        other = ("--priority", 3) if command == "update" else ("--queue", "default")
+        refused = run("jobs", command, *other, "--where", "", "--yes")
+        assert (refused.code, "the filter is empty" in refused.err) == (2, True), command
+    found = job(conn, job_id)
+    assert (found.state, found.priority) == ("waiting", 0)
+
+
 @pytest.mark.parametrize("action", ["run", "kill", "retry", "cancel", "delete"])
 def test_an_action_without_a_filter_suggests_one_that_it_takes(action: str, run: Run) -> None:
     refused = run("jobs", action)
