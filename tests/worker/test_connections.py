@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from functools import partial
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -211,13 +212,18 @@ async def test_a_worker_that_cannot_listen_where_it_is_to_claims_no_job_before_i
     assert value(conn, "select count(*) from pgqueue.workers") == 0
 
 
+# The second as after a failover that a pooler hid.
+@pytest.mark.parametrize(
+    "forgetting", ["delete from pgqueue.workers", "update pgqueue.workers set server_started_at = '-infinity'"]
+)
 async def test_a_worker_forgotten_after_a_long_silence_introduces_itself_again(
-    database: Database, conn: psycopg.Connection
+    forgetting: LiteralString, database: Database, conn: psycopg.Connection
 ) -> None:
+    known = "select count(*) from pgqueue.workers where server_started_at = pg_postmaster_start_time()"
     async with working(App(), database.dsn, name="w", lease=1.0):
-        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 1)
-        conn.execute("delete from pgqueue.workers")
-        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 1)
+        await wait_until_async(lambda: value(conn, known) == 1)
+        conn.execute(forgetting)
+        await wait_until_async(lambda: value(conn, known) == 1)
     assert value(conn, "select count(*) from pgqueue.workers") == 0
 
 

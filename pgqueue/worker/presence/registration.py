@@ -70,7 +70,8 @@ class Registration:
         if self.is_idle and not counted:
             return
         if not await self._send(counted):
-            # Deregistered after minutes of silence, on a laptop that was suspended.
+            # Deregistered after minutes of silence, on a laptop that was suspended; or a pooler hid that the server has
+            # been restarted or replaced.
             await self._link.perform(self.hello())
 
     async def _send(self, counted: list[Entry]) -> bool:

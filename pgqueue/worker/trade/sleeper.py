@@ -180,7 +180,8 @@ class Sleeper:
         self._registration.calls_idle_at = min(self._registration.calls_idle_at, call_at)
         self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
         if not reply.is_registered:
-            # Deregistered after minutes of silence, on a laptop that was suspended.
+            # Deregistered after minutes of silence, on a laptop that was suspended; or a pooler hid that the server has
+            # been restarted or replaced.
             await self._link.perform(self._registration.hello())
 
     async def _poll_on(self) -> bool:
