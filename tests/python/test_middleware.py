@@ -185,7 +185,7 @@ async def test_a_cancelled_job_stops_within_its_middleware(
 
     job_id = enqueue(conn, "sleep")
     async with working(app, database.dsn):
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), 120)
         value(conn, "select pgqueue.cancel(%s)", job_id)
         assert await done(conn, job_id) == ["cancelled"]
     assert ended == (["handler", "plain", "outer"] if plain else ["handler", "outer"])

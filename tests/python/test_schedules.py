@@ -33,7 +33,7 @@ def nightly() -> App:
 
 async def start(app: App, database: Database) -> None:
     """Start a worker and let it end when there is nothing to do."""
-    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run(), 30)
+    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run(), 120)
 
 
 def schedules(conn: psycopg.Connection) -> list[tuple[Any, ...]]:

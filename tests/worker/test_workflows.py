@@ -30,7 +30,7 @@ from tests.workers import done, working
 
 async def work(app: App, database: Database) -> None:
     """Run a worker until nothing is due."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await Worker(app, database.dsn, WorkerConfig(until_empty=True)).run()
 
 
