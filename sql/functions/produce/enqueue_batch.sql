@@ -162,13 +162,11 @@ set enable_seqscan = off
 as $$
     select case
         when pgqueue._is_declared(p_job -> 'declared') and (p_job ? 'key' or not p_job -> 'declared' ? 'accumulate') then
-            jsonb_strip_nulls(
-                jsonb_build_object(
-                    'queue', case when t.queue is null then p_job -> 'declared' -> 'queue' end,
-                    'priority', case when t.priority is null then p_job -> 'declared' -> 'priority' end,
-                    'expires_in', case when t.expires_in is null then p_job -> 'declared' -> 'expires_in' end
-                )
-            ) || (p_job - 'declared')
+            jsonb_strip_nulls(jsonb_build_object(
+                'queue', case when t.queue is null then p_job -> 'declared' -> 'queue' end,
+                'priority', case when t.priority is null then p_job -> 'declared' -> 'priority' end,
+                'expires_in', case when t.expires_in is null then p_job -> 'declared' -> 'expires_in' end
+            )) || (p_job - 'declared')
         else p_job
     end
     from (values (1)) one (row)
@@ -183,10 +181,7 @@ language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case when left(p_sqlstate, 2) in ('0A', '22', '23', '54', '55') then jsonb_build_object(
-        'sqlstate', p_sqlstate,
-        'message', p_message,
-        'detail', nullif(p_detail, ''),
-        'hint', coalesce(
+        'sqlstate', p_sqlstate, 'message', p_message, 'detail', nullif(p_detail, ''), 'hint', coalesce(
             nullif(p_hint, ''),
             'Give each option as enqueue() takes it: times and intervals as text that PostgreSQL reads, counts as whole numbers.'
         )
