@@ -80,11 +80,11 @@ release: $(installed) ## build a release up to the upload into dist/, twice and 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
 
-measure: $(installed) ## measure what docs/explanation/figures.md shows anew, for an hour or so: make measure BENCH=drain
+measure: $(installed) ## measure what docs/explanation/figures.md shows anew, for some hours: make measure BENCH=drain
 	$(bin)/python -m benchmarks --save $(BENCH) || true
 	$(bin)/python -m docs.tools.measured
 
-rivals: $(installed) ## measure other queues beside ours, a quarter of an hour; fetches them from npm and PyPI: make rivals RIVALS="pg-boss --save"
+rivals: $(installed) ## measure other queues beside ours, an hour or two; fetches them from npm and PyPI: make rivals RIVALS="pg-boss --save"
 	$(bin)/python -m benchmarks.rivals $(RIVALS)
 
 scale: $(installed) ## measure the cost of a job, and draw where the first limit is; needs matplotlib (extra docs)

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help=f"{', '.join(SMALL)} at a scale of {_SMALL_SCALE:g}; fails on ratios {WIDE:g} times beyond their bounds",
     )
+    parser.add_argument("--rivals", action="store_true", help="flow: the other queues of `make rivals` beside ours")
     parser.add_argument("--json", action="store_true", help="print the JSON lines only")
     parser.add_argument("--save", action="store_true", help=f"write them to {SAVED.name} too, for the pages of docs/")
     options = parser.parse_args(arguments)
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         small=options.small,
         as_json=options.json,
         save=options.save,
+        rivals=options.rivals,
     )
 
 
@@ -82,10 +84,11 @@ def run(
     small: bool = False,
     as_json: bool = False,
     save: bool = False,
+    rivals: bool = False,
 ) -> int:
     """Run the benchmarks of these names, or all; return 1 when a bound is missed, else 0.
 
-    `save`: keep each report in SAVED, in place of the last one of its name.
+    `save`: keep each report in SAVED, in place of the last one of its name. `rivals`: beside ours, in `flow`.
     """
     if scale is not None or small:
         # Read when a benchmark is imported, here and in the processes that it starts.
@@ -95,7 +98,7 @@ def run(
     for name in names or (SMALL if small else NAMES):
         benchmark = importlib.import_module(f"{__package__}.{name}")
         with serving(dsn) as server:
-            report: Report = benchmark.run(server)
+            report: Report = benchmark.run(server, **({"rivals": True} if rivals and name == "flow" else {}))
         report.show(console, widely=small)
         line = report.as_json(name, server.version)
         sys.stdout.write(line + "\n")

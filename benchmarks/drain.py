@@ -17,13 +17,13 @@ from collections.abc import Callable
 import psycopg
 
 from .cpu import server_seconds
-from .harness import Bound, Connection, Report, Server, fill, median, pgbench, sized
+from .harness import Bound, Connection, Report, Server, fill, median, paired, pgbench, rounds, sized
 from .probe import command
 
 _JOBS = sized(200_000, least=40_000)
 _BATCH = 500
 _CLIENTS = 2
-_ROUNDS = 3
+_ROUNDS = rounds()
 
 _LIMIT = f"the limit: {_CLIENTS} clients, reserve({_BATCH}) and complete_many"
 _BARE = f"the bare loop: {_CLIENTS} clients, claim {_BATCH} and delete {_BATCH}"
@@ -84,8 +84,10 @@ def run(server: Server) -> Report:
                 rate, cost = _drain_bare(connection, dsn) if way == _BARE else _drain(connection, dsn, ways[way])
                 rates[way].append(rate)
                 costs[way].append(cost)
-    limit = median(rates[_LIMIT])
-    bare = median(costs[_BARE])
+    parts = {way: paired(each, rates[_LIMIT]) for way, each in rates.items()}
+    to_bare = {way: paired(each, costs[_BARE]) for way, each in costs.items()}
+    limit_to_bare = paired(rates[_LIMIT], rates[_BARE])
+    two_to_one = paired(rates[_TWO], rates[_ASYNC])
     return Report(
         f"drain: {_JOBS:,} no-op jobs, jobs a second, median of {_ROUNDS}",
         ("", "jobs/s", "all runs", "of the limit", "server, us of CPU", "CPU to the bare loop"),
@@ -94,9 +96,9 @@ def run(server: Server) -> Report:
                 way,
                 f"{median(each):,.0f}",
                 " ".join(f"{rate:,.0f}" for rate in each),
-                f"{median(each) / limit:.2f}",
+                f"{parts[way]:.2f}",
                 f"{1e6 * median(costs[way]):.1f}",
-                f"{median(costs[way]) / bare:.2f}",
+                f"{to_bare[way]:.2f}",
             )
             for way, each in rates.items()
         ],
@@ -104,26 +106,23 @@ def run(server: Server) -> Report:
             **{
                 way: {
                     "jobs_per_s": median(each),
-                    "of_limit": median(each) / limit,
+                    "of_limit": parts[way],
                     "cpu_us_per_job": 1e6 * median(costs[way]),
-                    "cpu_to_bare": median(costs[way]) / bare,
+                    "cpu_to_bare": to_bare[way],
                 }
                 for way, each in rates.items()
             },
-            "limit_to_bare": limit / median(rates[_BARE]),
-            "two_processes_to_one": median(rates[_TWO]) / median(rates[_ASYNC]),
+            "limit_to_bare": limit_to_bare,
+            "two_processes_to_one": two_to_one,
         },
-        [
-            Bound(f"Part of the limit, {way}", median(rates[way]) / limit, least, at_least=True)
-            for way, least in _LEAST.items()
-        ]
+        [Bound(f"Part of the limit, {way}", parts[way], least, at_least=True) for way, least in _LEAST.items()]
         + [
-            Bound("the limit to the bare loop", limit / median(rates[_BARE]), _LIMIT_TO_BARE, at_least=True),
-            Bound("two processes to one", median(rates[_TWO]) / median(rates[_ASYNC]), _TWO_TO_ONE, at_least=True),
+            Bound("the limit to the bare loop", limit_to_bare, _LIMIT_TO_BARE, at_least=True),
+            Bound("two processes to one", two_to_one, _TWO_TO_ONE, at_least=True),
             # In a small run the sessions of the worker, which begin and end, are a large part of it.
             Bound(
                 "the server's CPU, one worker to the bare loop",
-                median(costs[_ASYNC]) / bare,
+                to_bare[_ASYNC],
                 _CPU_TO_BARE,
                 is_ratio=_JOBS >= 200_000,
             ),

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import psycopg
 
-from .harness import SCALE, Bound, Connection, Report, Server, fill, median, sized
+from .harness import SCALE, Bound, Connection, Report, Server, fill, median, rounds, sized
 
 _TENTHS = 10
-_ROUNDS = 3
+_ROUNDS = rounds()
 _LEASE = "2 s"
 _AT_LEAST = 0.7
 _AT_LEAST_OF_KEYS = 0.75

@@ -14,11 +14,11 @@ import time
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from .harness import Bound, Report, Server, fill, median, sized
+from .harness import Bound, Report, Server, fill, median, paired, rounds, sized
 
 _JOBS = sized(4_000)
 _AT_ONCE = 10
-_ROUNDS = 3
+_ROUNDS = rounds()
 _AT_LEAST = 0.5
 _POOLED, _WORKER = "INSERT and complete on a pooled connection", "job.transaction() and INSERT in a worker"
 
@@ -33,7 +33,7 @@ def run(server: Server) -> Report:
                 connection.execute("update pgqueue.jobs set task = 'write'")
                 rates[way].append(_JOBS / measure(connection, dsn))
                 _must_be_written(connection)
-    ratio = median(rates[_WORKER]) / median(rates[_POOLED])
+    ratio = paired(rates[_WORKER], rates[_POOLED])
     return Report(
         f"transaction: jobs a second, {_AT_ONCE} at a time, median of {_ROUNDS}",
         ("", "median", "all runs", "to the one above it"),

@@ -24,13 +24,13 @@ import psycopg
 
 from .bare import CLAIM, END, INSERT, TABLES
 from .cpu import server_seconds
-from .harness import Bound, Connection, Report, Server, median, sized
+from .harness import Bound, Connection, Report, Server, median, paired, rounds, sized
 
 _RATES = (10, 20, 50, 200)
 # By jobs a second. The commits are a number, and need no baseline.
 _CPU_TO_BARE = {20: 2.0, 200: 2.0}
 _COMMITS = {20: 3.0}
-_ROUNDS = 3
+_ROUNDS = rounds()
 _SECONDS = sized(15_000, least=3_000) / 1000
 _OURS, _BARE = "pgqueue", "the bare loop"
 
@@ -57,7 +57,7 @@ def run(server: Server) -> Report:
         ours, bare = (_median(costs[rate, way]) for way in (_OURS, _BARE))
         for way, each in ((_OURS, ours), (_BARE, bare)):
             name = f"{way}, {rate} jobs/s"
-            ratio = each.cpu_ms / bare.cpu_ms
+            ratio = paired(*([cost.cpu_ms for cost in costs[rate, of]] for of in (way, _BARE)))
             rows.append((name, f"{each.cpu_ms:.2f}", f"{each.commits:.2f}", f"{each.wal:,.0f}", f"{ratio:.2f}"))
             figures[name] = {
                 "cpu_ms_per_job": each.cpu_ms,
@@ -66,7 +66,8 @@ def run(server: Server) -> Report:
                 "cpu_to_bare": ratio,
             }
         if rate in _CPU_TO_BARE:
-            bounds.append(Bound(f"CPU to the bare loop, {rate} jobs/s", ours.cpu_ms / bare.cpu_ms, _CPU_TO_BARE[rate]))
+            ratio = figures[f"{_OURS}, {rate} jobs/s"]["cpu_to_bare"]
+            bounds.append(Bound(f"CPU to the bare loop, {rate} jobs/s", ratio, _CPU_TO_BARE[rate]))
         if rate in _COMMITS:
             bounds.append(Bound(f"commits per job, {rate} jobs/s", ours.commits, _COMMITS[rate]))
     return Report(

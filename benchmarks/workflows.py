@@ -20,13 +20,13 @@ from pgqueue import App
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 
-from .harness import Bound, Connection, Report, Server, median, sized
+from .harness import Bound, Connection, Report, Server, median, rounds, sized
 
 _JOBS = sized(100_000, least=10_000)
 _WAITING = sized(50_000, least=5_000)
 _LINKS = sized(1_000, least=100)
 _CHILDREN = sized(10_000, least=1_000)
-_ROUNDS = 3
+_ROUNDS = rounds()
 # Of drains with and without others that wait: the difference is small.
 _PAIRS = 15
 

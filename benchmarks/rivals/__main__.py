@@ -18,17 +18,17 @@ from .queues import NAMES, QUEUES, Queue
 
 # From which `make figures` writes a section of docs/explanation/comparison.md.
 SAVED = Path(__file__).parents[1] / "rivals.json"
-_ROUNDS = 3
+_ROUNDS = 11
 _JOBS = 20_000
 _PACED_JOBS = 300
 
-# What ours is to reach of the fastest of the others in the same run.
+# What ours is to reach of the fastest of the others in the same run: the bound, whether it is the least, and the aim.
 _FASTEST = "graphile-worker-tuned"
 _TO_FASTEST = (
-    ("pgqueue", "jobs_per_s", 1.0, True),
-    ("pgqueue-no-history", "jobs_per_s", 1.15, True),
-    ("pgqueue", "two_jobs_per_s", 0.9, True),
-    ("pgqueue", "drain_cpu_us", 1.06, False),
+    ("pgqueue", "jobs_per_s", 1.0, True, 1.15),
+    ("pgqueue-no-history", "jobs_per_s", 1.15, True, 1.3),
+    ("pgqueue", "two_jobs_per_s", 0.9, True, 1.0),
+    ("pgqueue", "drain_cpu_us", 1.06, False, 0.87),
 )
 
 Figures = dict[str, object]
@@ -123,8 +123,8 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
 def _bounds(figures: Mapping[str, Figures]) -> list[Bound]:
     """Compare ours with the fastest of the others, where both were measured."""
     return [
-        Bound(f"{ours}, {measure}, to {_FASTEST}", measured / best, limit, at_least=at_least)
-        for ours, measure, limit, at_least in _TO_FASTEST
+        Bound(f"{ours}, {measure}, to {_FASTEST}", measured / best, limit, at_least=at_least, aim=aim)
+        for ours, measure, limit, at_least, aim in _TO_FASTEST
         if isinstance(measured := figures.get(ours, {}).get(measure), float)
         and isinstance(best := figures.get(_FASTEST, {}).get(measure), float)
     ]

@@ -1,10 +1,10 @@
 """Starts the programs of this folder, one for each queue, and installs what they need into build/rivals/.
 
-A program is called `DSN produce` or `DSN work N [tuned]`, the DSN being a URL.
+A program is called `DSN produce [again]` or `DSN work N [tuned]`, the DSN being a URL.
 
-- `produce` installs the queue's schema and prints a mark. For each line `JOBS EVERY` on stdin it then enqueues jobs,
-  numbered from 0: one every EVERY milliseconds, each with a mark of its number once its commit has returned; for 0
-  all of them by the queue's own bulk call, with one mark at the end.
+- `produce` installs the queue's schema, if not `again`, and prints a mark. For each line `JOBS EVERY FIRST` on stdin it
+  then enqueues jobs, numbered from FIRST: one every EVERY milliseconds, each with a mark of its number once its commit
+  has returned; for 0 all of them by the queue's own bulk call, with one mark at the end.
 - `work N` runs them, and prints a mark as the first and the N-th handler start; for 0 at each, with the job's number.
 
 A mark is `@ NUMBER NANOSECONDS`, by CLOCK_MONOTONIC, which is one clock for all processes of a machine. All other
@@ -76,10 +76,10 @@ class Program:
             if stream is not None:
                 stream.close()
 
-    def order(self, jobs: int, every: int) -> None:
-        """Let a producer enqueue jobs, one every `every` milliseconds."""
+    def order(self, jobs: int, every: float, first: int = 0) -> None:
+        """Let a producer enqueue jobs, one every `every` milliseconds, numbered from `first`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{jobs} {every}\n")
+        self._process.stdin.write(f"{jobs} {every:g} {first}\n")
         self._process.stdin.flush()
 
     def mark(self, patience: float = 60.0) -> Mark:

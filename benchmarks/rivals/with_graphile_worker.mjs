@@ -27,13 +27,14 @@ async function produce() {
   await utils.migrate();
   mark(0);
   for await (const line of createInterface({ input: process.stdin })) {
-    const [jobs, every] = line.split(" ").map(Number);
+    const [jobs, every, first] = line.split(" ").map(Number);
     if (every) {
       const began = performance.now();
       for (let n = 0; n < jobs; n++) {
-        await sleep(Math.max(0, began + n * every - performance.now()));
-        await utils.addJob("noop", { n });
-        mark(n);
+        const early = began + n * every - performance.now();
+        if (early > 0) await sleep(early);
+        await utils.addJob("noop", { n: first + n });
+        mark(first + n);
       }
     } else {
       for (let start = 0; start < jobs; start += 1000) {

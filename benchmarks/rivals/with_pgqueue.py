@@ -20,14 +20,17 @@ def mark(number: int) -> None:
 
 
 def produce(dsn: str) -> None:
-    migrate(dsn)
+    if "again" not in sys.argv:
+        migrate(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
         mark(0)
-        for jobs, every in (map(int, line.split()) for line in sys.stdin):
+        for line in sys.stdin:
+            count, pause, begin = line.split()
+            jobs, every, first = int(count), float(pause), int(begin)
             if every:
                 began = time.monotonic()
-                for n in range(jobs):
-                    time.sleep(max(0.0, began + n * every / 1000 - time.monotonic()))
+                for n in range(first, first + jobs):
+                    time.sleep(max(0.0, began + (n - first) * every / 1000 - time.monotonic()))
                     connection.execute("select pgqueue.enqueue('noop', %s::jsonb)", (json.dumps({"n": n}),))
                     mark(n)
             else:

@@ -24,14 +24,16 @@ def mark(number: int) -> None:
 
 async def produce() -> None:
     queries = Queries(AsyncpgDriver(await asyncpg.connect(dsn)))
-    await queries.install()
+    if "again" not in sys.argv:
+        await queries.install()
     mark(0)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        jobs, every = map(int, line.split())
+        count, pause, begin = line.split()
+        jobs, every, first = int(count), float(pause), int(begin)
         if every:
             began = time.monotonic()
-            for n in range(jobs):
-                await asyncio.sleep(max(0.0, began + n * every / 1000 - time.monotonic()))
+            for n in range(first, first + jobs):
+                await asyncio.sleep(max(0.0, began + (n - first) * every / 1000 - time.monotonic()))
                 await queries.enqueue("noop", str(n).encode())
                 mark(n)
         else:

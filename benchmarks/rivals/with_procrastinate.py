@@ -25,14 +25,16 @@ async def noop(n: int) -> None:
 
 async def produce() -> None:
     async with app.open_async():
-        await app.schema_manager.apply_schema_async()
+        if "again" not in sys.argv:
+            await app.schema_manager.apply_schema_async()
         mark(0)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            jobs, every = map(int, line.split())
+            count, pause, begin = line.split()
+            jobs, every, first = int(count), float(pause), int(begin)
             if every:
                 began = time.monotonic()
-                for n in range(jobs):
-                    await asyncio.sleep(max(0.0, began + n * every / 1000 - time.monotonic()))
+                for n in range(first, first + jobs):
+                    await asyncio.sleep(max(0.0, began + (n - first) * every / 1000 - time.monotonic()))
                     await noop.defer_async(n=n)
                     mark(n)
             else:

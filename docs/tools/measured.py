@@ -1,8 +1,9 @@
-"""Writes docs/explanation/figures.md from the reports in benchmarks/figures.json: `make figures`."""
+"""Writes docs/explanation/figures.md, and what scale.md says of it, from benchmarks/figures.json: `make figures`."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from benchmarks.__main__ import NAMES
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs/explanation/figures.md"
+SCALE = _ROOT / "docs/explanation/scale.md"
 
 _HEAD = """\
 # Figures
@@ -41,6 +43,26 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def scale(text: str) -> str:
+    """Return the page on the first limit with the measured figures in its sentences anew."""
+    reports = orjson.loads((_ROOT / "benchmarks/figures.json").read_bytes())
+    wal, drain = reports["wal"]["figures"], reports["drain"]["figures"]
+    of_slots = next(each["jobs_per_s"] for name, each in drain.items() if "slots" in name)
+    of_nothing = next(each["jobs_per_s"] for name, each in drain.items() if name.startswith("the limit"))
+    less, more = wal["no history"]["bytes_per_job"], wal["history kept"]["bytes_per_job"]
+    for before, figure, after in (
+        (r"\(", f"{less:,.0f}", " bytes instead of "),
+        (" bytes instead of ", f"{more:,.0f}", ", by "),
+        ("one process ran ", f"{of_slots:,.0f}", r" jobs a\s"),
+        ("its whole core for ", f"{1e6 / of_slots:.0f}", " µs a job"),
+        ("that run nothing with ", f"{of_nothing:,.0f}", " a second"),
+    ):
+        text, found = re.subn(f"({before})[\\d,]+({after})", rf"\g<1>{figure}\g<2>", text)
+        if found != 1:
+            raise ValueError(f"{SCALE.name} has {found} figures between {before!r} and {after!r}, and should have one")
+    return text
+
+
 def _bounds(reports: dict[str, dict[str, Any]]) -> str:
     rows = [
         (
@@ -48,12 +70,13 @@ def _bounds(reports: dict[str, dict[str, Any]]) -> str:
             bound["what"],
             f"{bound['measured']:.4g}",
             f"{bound['limit']:g}",
+            f"{bound['aim']:g}" if "aim" in bound else "",
             "holds" if bound["holds"] else "**missed**",
         )
         for name, report in reports.items()
         for bound in report["bounds"]
     ]
-    return _table(("benchmark", "what", "measured", "bound", ""), rows)
+    return _table(("benchmark", "what", "measured", "bound", "aim", ""), rows)
 
 
 def _about(name: str) -> str:
@@ -69,3 +92,4 @@ def _table(columns: Any, rows: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    SCALE.write_text(scale(SCALE.read_text()))

@@ -52,7 +52,7 @@ _SESSION = {
     "fast_path": "The former name of `pgqueue.hand_off`.",
 }
 # Written by functions for themselves: leave them alone.
-_SESSION_INTERNAL = {"offered", "woken", "maintenance_run", "step_under_way", "turn", "drawn"}
+_SESSION_INTERNAL = {"offered", "noted", "woken", "maintenance_run", "step_under_way", "turn", "drawn"}
 
 # SQLSTATE: Python error, when.
 _STATES = {

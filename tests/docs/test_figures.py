@@ -40,6 +40,13 @@ def test_the_page_of_measured_figures_is_what_the_benchmarks_reported() -> None:
     assert measured.PAGE.read_text() == measured.page(), "run: make figures"
 
 
+def test_the_page_on_the_first_limit_has_the_figures_of_the_benchmarks() -> None:
+    text = measured.SCALE.read_text()
+    assert measured.scale(text) == text, "run: make figures"
+    # Figures of another day are replaced, each of them.
+    assert measured.scale(re.sub(r"[\d,]+(?= bytes instead of)", "7", text)) == text
+
+
 @pytest.mark.parametrize("name", sorted(figures.drawn()))
 def test_nothing_of_a_figure_stands_outside_of_it(name: str) -> None:
     root = ElementTree.fromstring(figures.drawn()[name])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -13,13 +14,15 @@ from benchmarks.cpu import server_seconds
 from benchmarks.harness import Report, Server
 from benchmarks.rivals import program
 from benchmarks.rivals.__main__ import NAMES, compare
+from benchmarks.rivals.measure import flow
 from benchmarks.rivals.queues import QUEUES
 from tests.databases import Database
 
 MEASURES = ("jobs_per_s", "drain_cpu_us", "start_p50_ms", "start_p99_ms", "life_cpu_ms", "life_transactions")
 
 
-def run(database: Database, *names: str) -> Report:
+@contextmanager
+def serving(database: Database) -> Iterator[Server]:
     with psycopg.connect(database.dsn) as connection:
         try:
             server_seconds(connection)
@@ -28,10 +31,15 @@ def run(database: Database, *names: str) -> Report:
             pytest.skip(str(error))
     server = Server(database.dsn, prefix=database.name)
     try:
-        queues = [queue for queue in QUEUES if queue.name in names]
-        return compare(server, queues, rounds=1, jobs=40, one_by_one=20)
+        yield server
     finally:
         server.close()
+
+
+def run(database: Database, *names: str) -> Report:
+    with serving(database) as server:
+        queues = [queue for queue in QUEUES if queue.name in names]
+        return compare(server, queues, rounds=1, jobs=40, one_by_one=20)
 
 
 def figures(report: Report, name: str) -> Mapping[str, float]:
@@ -51,6 +59,16 @@ def test_it_measures_our_own_queue(empty_database: Database) -> None:
     # The enqueue, and a claim that may end the job before; some of them are not reported yet.
     assert 1 < found["life_transactions"] < 20
     assert 0 < found["start_p99_ms"] < 5000
+
+
+@pytest.mark.long
+def test_it_measures_a_flow_of_several_producers_and_workers(empty_database: Database) -> None:
+    for rate in (50, 0):
+        with serving(empty_database) as server, server.database("rival", empty=True) as dsn:
+            found = flow(QUEUES[0], dsn, rate, producers=2, workers=2, seconds=0.2)
+        assert found.p50 <= found.p99 < 5000
+        assert found.rate > 0
+        assert found.cpu_us > 0
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -47,7 +47,7 @@ class Idle:
         """The payloads that came, of hand-offs and of wake-ups; those without the time of a commit."""
         self.conn.execute("select 1")
         payloads = [notice.payload for notice in self.conn.notifies(timeout=0)]
-        return ["wake" if payload.startswith("wake ") else payload for payload in payloads]
+        return [payload if payload.startswith("[") else payload.split(" ")[0] for payload in payloads]
 
     def handed(self) -> list[consume.JobRow]:
         """The jobs that were handed to it; nothing else may have come."""
@@ -139,10 +139,23 @@ def test_the_first_job_of_a_transaction_is_handed_off_and_the_others_are_announc
     idle = Idle(database)
     with conn.transaction():
         first, second = enqueue(conn), enqueue(conn)
-    # What is decided at commit comes last.
     announced, payload = idle.heard()
     assert (consume.read_handoff(payload)[0].id, announced) == (first, "wake")
     assert ids(reserve(conn, 10)) == [second]
+
+
+def test_a_job_after_several_and_after_one_for_later_is_handed_off(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    idle = Idle(database)
+    with conn.transaction():
+        enqueue(conn, delay="1 s")
+        many = enqueue_many(conn, 2)
+        alone = enqueue(conn)
+        enqueue(conn)
+    *announced, payload = idle.heard()
+    assert (consume.read_handoff(payload)[0].id, sorted(announced)) == (alone, ["due", "wake"])
+    assert ids(reserve(conn, 10))[:2] == many
 
 
 def test_a_transaction_that_is_rolled_back_hands_off_nothing(database: Database, conn: psycopg.Connection) -> None:
@@ -259,9 +272,107 @@ def test_a_job_is_announced_with_the_time_of_its_commit(
     with conn.transaction():
         enqueue(conn, **options)
         clock.advance("2 s")
+    assert times(idle) == [("wake", clock.now())]
+
+
+def _advance(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.advance("2 s")
+    # A session sees it with its next lock on a table.
+    conn.execute("create temp table seen () on commit drop")
+
+
+def times(idle: Idle) -> list[tuple[str, datetime]]:
+    """The words that came, sorted, and the times of commits with them."""
     idle.conn.execute("select 1")
-    [notice] = idle.conn.notifies(timeout=0)
-    assert notice.payload == f"wake {clock.now().timestamp() * 1_000_000:.0f}"
+    words = sorted(notice.payload.partition(" ") for notice in idle.conn.notifies(timeout=0))
+    return [(word, datetime.fromtimestamp(int(at) / 1_000_000, UTC)) for word, _, at in words]
+
+
+def _staged(conn: psycopg.Connection) -> None:
+    call(conn, "stage")
+    conn.execute("insert into pg_temp.pgqueue_staged (task) values ('t'), ('t')")
+    conn.execute("select pgqueue.enqueue_staged()")
+
+
+_SEVERAL: dict[str, Callable[[psycopg.Connection], object]] = {
+    "enqueue_many": lambda conn: enqueue_many(conn, 3),
+    "enqueue_many in a savepoint": lambda conn: _in_savepoint(conn, enqueue_many, 3),
+    "enqueue_many after one rolled back": lambda conn: (
+        _in_savepoint(conn, enqueue_many, 3, undo=True),
+        enqueue_many(conn, 3),
+    ),
+    "enqueue_batch": lambda conn: conn.execute("""select pgqueue.enqueue_batch(array['{"task": "t"}']::jsonb[])"""),
+    "enqueue_outcome": lambda conn: call(conn, "enqueue_outcome", "t", dedupe="d"),
+    "enqueue_staged": _staged,
+}
+
+
+def _in_savepoint(conn: psycopg.Connection, what: Callable[..., object], *args: object, undo: bool = False) -> None:
+    with conn.transaction(force_rollback=undo):
+        what(conn, *args)
+
+
+@pytest.mark.parametrize("several", _SEVERAL)
+def test_several_jobs_are_announced_with_the_time_of_their_commit(
+    several: str, database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    idle = Idle(database)
+    with conn.transaction():
+        _SEVERAL[several](conn)
+        _advance(conn, clock)
+    assert times(idle) == [("wake", clock.now())]
+
+
+def test_every_job_of_a_transaction_is_announced_with_the_time_of_its_commit(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    workers = {queue: Idle(database, queue, [queue]) for queue in "abc"}
+    call(conn, "set_limit", "task", "t", 1)
+    with conn.transaction():
+        enqueue(conn, queue="a")
+        enqueue(conn, queue="a", delay="3 s")
+        enqueue_many(conn, 2, queue="b")
+        enqueue_many(conn, 2, queue="c", delay="4 s")
+        enqueue(conn, queue="c", delay="1 hour")
+        _advance(conn, clock)
+    now = clock.now()
+    assert times(workers["a"]) == [("due", now), ("wake", now)]
+    assert times(workers["b"]) == [("wake", now)]
+    assert times(workers["c"]) == [("due", now)]
+
+
+@pytest.mark.parametrize("first", ["enqueue", "enqueue_many"])
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_no_job_stays_unannounced_after_set_constraints(
+    when: str, first: str, database: Database, conn: psycopg.Connection
+) -> None:
+    a, b = Idle(database, "a", ["a"]), Idle(database, "b", ["b"])
+    immediate = "set constraints all immediate"
+    with conn.transaction():
+        if when == "before":
+            conn.execute(immediate)
+        (enqueue if first == "enqueue" else lambda conn, queue: enqueue_many(conn, 2, queue=queue))(conn, queue="a")
+        if when == "between":
+            conn.execute(immediate)
+        enqueue_many(conn, 2, queue="b")
+        enqueue(conn, queue="b")
+        if when == "after":
+            conn.execute(immediate)
+    assert a.heard() == ["wake"]
+    assert b.heard() == ["wake"]
+
+
+def test_an_error_while_a_job_is_offered_keeps_no_other_one_waiting(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    idle = Idle(database)
+    conn.execute("alter table pgqueue.jobs add constraint never check (state <> 'executing')")
+    with conn.transaction():
+        enqueue(conn)
+        enqueue_many(conn, 2)
+    assert idle.heard() == ["wake"]
 
 
 def test_a_job_for_later_is_announced_as_due(database: Database, conn: psycopg.Connection) -> None:
@@ -609,6 +720,16 @@ def test_one_job_of_a_transaction_is_looked_at_when_it_commits(database: Databas
     Idle(database)
     conn.execute("do $$ begin for n in 1..50 loop perform pgqueue.enqueue('t'); end loop; end $$")
     assert value(conn, "select count(*) from pgqueue.jobs where offered") == 1
+    conn.execute("truncate pgqueue.jobs")
+    conn.execute(
+        "do $$ begin for n in 1..50 loop perform pgqueue.enqueue_many('t', array['{}']::jsonb[]); end loop; end $$"
+    )
+    assert value(conn, "select count(*) from pgqueue.jobs where offered") == 1
+
+
+def test_several_jobs_without_an_idle_worker_are_not_looked_at(database: Database, conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 2)
+    assert value(conn, "select count(*) from pgqueue.jobs where offered") == 0
 
 
 @pytest.mark.parametrize(

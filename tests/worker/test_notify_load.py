@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections import Counter
 
@@ -10,8 +11,9 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
+from pgqueue.worker.hold.handoffs import Handoffs
 from pgqueue.worker.trade.notify_load import NotifyLoad
-from tests.calls import enqueue, value
+from tests.calls import enqueue, enqueue_many, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.worker.test_handoff import ready, takes_handoffs
@@ -151,3 +153,43 @@ async def test_no_job_waits_when_a_worker_leaves_idle_or_is_idle_again(
         assert await done(conn, again) == ["succeeded"]
     assert ran == {saw_it: 1, beside: 1, again: 1}
     assert value(conn, "select max(losses) from pgqueue.history") == 0
+
+
+async def test_a_worker_leaves_idle_beside_slow_commits_of_several_jobs_and_of_further_ones(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    # Each commit took half a second, as the worker sees it: two a second are one in the path, all the time.
+    age = Handoffs.age
+    monkeypatch.setattr(Handoffs, "age", lambda handoffs, at, now: age(handoffs, at, now) + 0.5)
+    async with working(app, database.dsn, name="a", poll_interval=NEVER) as a:
+        left: list[str] = []
+        await ready(conn, a)
+        for queue, delay in (("now", None), ("later", "3 s")):
+            monkeypatch.setattr(a._intake, "leave_idle", functools.partial(left.append, queue))
+            for _ in range(12):
+                # Nothing of it is handed off.
+                enqueue_many(conn, 2, queue=queue, delay=delay)
+            await wait_until_async(lambda queue=queue: queue in left)
+
+
+async def test_a_commit_that_sends_several_notifications_is_one_commit(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    async with working(app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        heard = len(a._intake.load._heard)
+        with conn.transaction():
+            handed, announced = enqueue(conn), enqueue(conn)
+        assert await done(conn, handed, announced) == ["succeeded"] * 2
+        await wait_until_async(lambda: len(a._intake.load._heard) > heard)
+        assert len(a._intake.load._heard) == heard + 1

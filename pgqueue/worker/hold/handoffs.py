@@ -51,8 +51,7 @@ class Handoffs:
         return max(now + self._ahead - at, 0.0)
 
     def read(self, payload: str) -> tuple[Held, float]:
-        """Read a notification; returns the job, and how long ago its commit began. Its lease began then."""
+        """Read a notification; returns the job, and when its commit began, by the database. Its lease began then."""
         now = time.monotonic()
         row, reserved_at, lease = consume.read_handoff(payload)
-        age = self.age(reserved_at, now)
-        return Held(row, now - age + lease, now), age
+        return Held(row, now - self.age(reserved_at, now) + lease, now), reserved_at

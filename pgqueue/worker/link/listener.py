@@ -40,7 +40,7 @@ class Hearer(Protocol):
     @property
     def channel(self) -> str: ...
     def woken(self) -> None: ...
-    def announced(self, committed_at: float) -> None: ...
+    def committed(self, at: float) -> None: ...
     def due_soon(self) -> None: ...
     def handed_off(self, payload: str) -> None: ...
     def cancel_asked(self) -> None: ...
@@ -186,14 +186,18 @@ class Listener:
                     # A job is ready, or will be soon: its producer cannot see which workers are idle until when.
                     self._hearer.woken()
                     self._hearer.due_soon()
-            elif each.payload == "due":
-                self._hearer.due_soon()
             elif each.payload == "cancel":
                 self._hearer.cancel_asked()
             elif each.payload == "command":
                 self._hearer.command_asked()
-            elif each.payload.startswith("wake "):
-                self._hearer.announced(int(each.payload.split()[1]) / 1_000_000)
             elif not each.payload.startswith("echo "):
-                self._hearer.woken()
+                self._announced(*each.payload.split(" "))
         return heard
+
+    def _announced(self, word: str, committed_at: str = "", *_: str) -> None:
+        if word == "due":
+            self._hearer.due_soon()
+        else:
+            self._hearer.woken()
+        if committed_at.isdecimal():
+            self._hearer.committed(int(committed_at) / 1_000_000)

@@ -38,9 +38,9 @@ class Hearing:
         """A job is ready."""
         self._state.wake.set()
 
-    def announced(self, committed_at: float) -> None:
-        """A job is ready, and its transaction began to commit then."""
-        self._intake.announced(committed_at)
+    def committed(self, at: float) -> None:
+        """The transaction that announced a job began to commit then."""
+        self._intake.committed(at)
 
     def due_soon(self) -> None:
         """A job is to become ready while this worker is idle."""

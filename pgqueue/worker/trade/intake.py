@@ -57,6 +57,8 @@ class Intake:
         # When to compare hand-offs, and whether to do so once more after that.
         self._comparing: asyncio.TimerHandle | None = None
         self._compares_again = False
+        # When the transaction that notified last began to commit.
+        self._committed_at = 0.0
         # A hand-off took a slot for which a claim under way may bring a job.
         self._took_beside = False
         self._holding = holding
@@ -91,10 +93,9 @@ class Intake:
 
     def handed_off(self, payload: str) -> None:
         """Run a job that was reserved for this worker when it was enqueued."""
-        held, age = self.handoffs.read(payload)
+        held, committed_at = self.handoffs.read(payload)
         self.load.came(1, held.taken, handed=True)
-        if self.load.heard(age, held.taken):
-            self.leave_idle()
+        self.committed(committed_at)
         if held.pair in self._holding.held or self._exchange.was_given_back(held.pair):
             return
         self._holding.add(held)
@@ -112,12 +113,14 @@ class Intake:
         if self._full_check is None and self._is_full():
             self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
 
-    def announced(self, committed_at: float) -> None:
-        """A job is ready. Its transaction began to commit then, by the clock of the database."""
-        now = time.monotonic()
-        if self.load.heard(self.handoffs.age(committed_at, now), now):
-            self.leaves_idle = True
-        self._state.wake.set()
+    def committed(self, at: float) -> None:
+        """A transaction that notified this worker began to commit then, by the clock of the database."""
+        # One that hands off a job and announces others sends several notifications.
+        if at != self._committed_at:
+            self._committed_at = at
+            now = time.monotonic()
+            if self.load.heard(self.handoffs.age(at, now), now):
+                self.leave_idle()
 
     def leave_idle(self) -> None:
         """Let producers look for another worker until this one runs out of jobs again."""

@@ -275,9 +275,7 @@ begin
         array_agg(a.limit_key) filter (where a.n is not null) as limit_keys
     into v_left
     from unnest(p_attempts) a;
-    if v_left.keyed is not null then
-        perform pgqueue._release_earlier(v_left.keyed);
-    end if;
+    perform pgqueue._release_earlier(v_left.keyed) where v_left.keyed is not null;
     if exists (select from pgqueue._limits_among(v_left.tasks, v_left.keys, v_left.limit_keys)) then
         perform pgqueue._leave_limits(v_left.tasks, v_left.keys, v_left.limit_keys);
     end if;

@@ -78,13 +78,9 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
-    if v_keyed then
-        perform pgqueue._release_earlier(v_back);
-    end if;
+    perform pgqueue._release_earlier(v_back) where v_keyed;
     -- Only now, because a leader ends together with the members that are still in its batch.
-    if v_cancelled.ids is not null then
-        perform pgqueue._finish(v_cancelled.ids, v_cancelled.reservations, true, 'cancelled');
-    end if;
+    perform pgqueue._finish(v_cancelled.ids, v_cancelled.reservations, true, 'cancelled') where v_cancelled.ids is not null;
 
     perform pgqueue._finish(
         array[j.id], array[j.reservation], true, 'dead', null,

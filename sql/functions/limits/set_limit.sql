@@ -114,8 +114,6 @@ begin
         limit 1;
         exit when not found or not starts_with(v_name, v_first);
     end loop;
-    if p_kind = 'queue' then
-        perform pgqueue._wake(p_target, v_now, 2, null);
-    end if;
+    perform pgqueue._wake(p_target, v_now, 2, null) where p_kind = 'queue';
 end
 $$;

@@ -101,7 +101,7 @@ begin
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
                 expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, dedupe,
                 timeout, enqueued_by,
-                state, blocked_on, depends_on, run_if, group_id, cost
+                state, blocked_on, depends_on, run_if, group_id, cost, offered
             )
             overriding system value
             select
@@ -111,8 +111,11 @@ begin
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key,
                 case when q.fair_by is not null then pgqueue._lane_of(n.limit_key) end, n.dedupe,
                 n.timeout, coalesce(n.enqueued_by, v_enqueued_by),
-                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id, n.cost
-            from unnest(p_jobs) n
+                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id, n.cost,
+                case when n.ordinality = 1 and coalesce(current_setting('pgqueue.offered', true), '') = ''
+                    and exists (select from pgqueue.idle_workers i where i.until > n.created_at)
+                    then set_config('pgqueue.offered', 'announce', true) is not null end
+            from unnest(p_jobs) with ordinality n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w
             left join pgqueue.queues q on q.name = w.queue
@@ -129,9 +132,7 @@ begin
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at, v_lane.lane_keys);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
-        if v_lane.due_at > v_lane.ready_at then
-            perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null);
-        end if;
+        perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null) where v_lane.due_at > v_lane.ready_at;
     end loop;
 end
 $$;

@@ -102,13 +102,14 @@ begin
                 then pgqueue._lane_key(coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.limit_key)
         end,
         enqueue.timeout, enqueue.cost,
-        -- Due, and the first of its transaction. Null: it is announced at once, not offered. See _hand_off.
+        -- The first of its transaction, or the first that is due. Null: an event is on its way, or above READ COMMITTED. See _hand_off.
         case
-            when v_ready_at is null and coalesce(current_setting('pgqueue.offered', true), '') = ''
+            when coalesce(current_setting('pgqueue.offered', true), '') in ('', case when v_ready_at is null then 'announce' end)
                 and current_setting('transaction_isolation') = 'read committed'
                 then exists (
                     select from pgqueue.idle_workers s
-                    where s.queue in (coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), '') and s.until > v_now
+                    where s.queue in (coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), '')
+                        and s.until > coalesce(v_ready_at, v_now)
                 )
         end
     from (values (1)) one (row)
@@ -130,7 +131,8 @@ begin
         ) is true and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
         case
             -- The trigger does the rest, at the end of this statement after SET CONSTRAINTS ALL IMMEDIATE.
-            when offered then set_config('pgqueue.offered', id::text, true) is null
+            when offered
+                then set_config('pgqueue.offered', case when v_ready_at is null then id::text else 'announce' end, true) = 'announce'
             when offered is null then current_setting('transaction_isolation') <> 'read committed'
                 or exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
         end
@@ -139,9 +141,7 @@ begin
     if v_is_known and v_wakes is not true then
         return v_id;
     end if;
-    if v_id is null then
-        perform pgqueue._refuse_without_key(enqueue.task);
-    end if;
+    perform pgqueue._refuse_without_key(enqueue.task) where v_id is null;
     if not v_is_known then
         if v_lane_key is null then
             v_lane_key := pgqueue._lane_key(v_queue, null);
@@ -151,9 +151,7 @@ begin
         end if;
         perform pgqueue._register_lane(v_queue, v_priority, v_now, array[v_lane_key]);
     end if;
-    if v_wakes then
-        perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
-    end if;
+    perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null) where v_wakes;
     return v_id;
 end
 $$;

@@ -49,17 +49,15 @@ begin
     where jsonb_typeof(a.args) is distinct from 'object' or pg_column_size(a.args) > 1000;
 
     if enqueue_many.dedupe is not null then
-        if cardinality(enqueue_many.args) > 1 then
-            perform pgqueue._refuse(
-                'enqueue_many was given one dedupe key for several jobs',
-                format('There are %s jobs, and one of a dedupe key at a time.', cardinality(enqueue_many.args)),
-                'Give each job its own dedupe with enqueue_batch(), or leave dedupe out.'
-            );
-        end if;
-        if cardinality(enqueue_many.args) = 1 then
-            v_options.args := (select a.args from unnest(enqueue_many.args) a (args));
+        perform pgqueue._refuse(
+            'enqueue_many was given one dedupe key for several jobs',
+            format('There are %s jobs, and one of a dedupe key at a time.', cardinality(enqueue_many.args)),
+            'Give each job its own dedupe with enqueue_batch(), or leave dedupe out.'
+        )
+        where cardinality(enqueue_many.args) > 1;
+        foreach v_options.args in array enqueue_many.args loop
             return query select o.job_id from pgqueue._enqueue_row(v_options) o;
-        end if;
+        end loop;
         return;
     end if;
 
@@ -83,7 +81,7 @@ begin
     insert into pgqueue.jobs (
         id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
         expires_at, max_attempts, retention, retry, key, score, limit_key, lane_key, timeout,
-        enqueued_by, state, blocked_on, depends_on, run_if, group_id, cost
+        enqueued_by, state, blocked_on, depends_on, run_if, group_id, cost, offered
     )
     overriding system value
     select
@@ -94,7 +92,10 @@ begin
         pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step), v_job.created_at,
         pgqueue._after(v_job.expires_at, (a.ord - 1) * v_step), v_job.max_attempts,
         v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.lane_key, v_job.timeout, v_enqueued_by,
-        coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id, v_job.cost
+        coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id, v_job.cost,
+        case when a.ord = 1 and coalesce(current_setting('pgqueue.offered', true), '') = ''
+            and exists (select from pgqueue.idle_workers i where i.until > v_job.created_at)
+            then set_config('pgqueue.offered', 'announce', true) is not null end
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
@@ -103,9 +104,7 @@ begin
     elsif found then
         perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at, array[v_job.lane_key]);
         perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);
-        if v_step > '0' then
-            perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step), 2, null);
-        end if;
+        perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step), 2, null) where v_step > '0';
     end if;
 end
 $$;

@@ -46,7 +46,7 @@ begin
         with added as (
             insert into pgqueue.jobs (
                 id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key, lane_key,
-                headers, max_attempts, cost, enqueued_by
+                headers, max_attempts, cost, enqueued_by, offered
             )
             overriding system value
             select
@@ -58,12 +58,15 @@ begin
                     coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
                 ),
                 s.key, s.score, s.limit_key, case when q.fair_by is not null then pgqueue._lane_of(s.limit_key) end,
-                s.headers, s.max_attempts, s.cost, v_enqueued_by
+                s.headers, s.max_attempts, s.cost, v_enqueued_by,
+                case when s.n = 1 and coalesce(current_setting('pgqueue.offered', true), '') = ''
+                    and exists (select from pgqueue.idle_workers i where i.until > v_now)
+                    then set_config('pgqueue.offered', 'announce', true) is not null end
             from (
                 select
                     coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
                     p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
-                    p.headers, p.max_attempts, p.cost, p.declared
+                    p.headers, p.max_attempts, p.cost, p.declared, row_number() over () as n
                 from pg_temp.pgqueue_staged p
                 where p.is_plain is not false
             ) s

@@ -3,8 +3,9 @@
 -- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
 -- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
 -- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
--- wake carries the time in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many wait,
--- workers stay awake.
+-- Both carry the time of the commit in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many
+-- wait, workers stay awake. Only an event at the commit knows it: where the transaction has one, _wake leaves a note for it, see
+-- _hand_off. So there is no time if the transaction inserted no job, nor on the common channel.
 -- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
 -- common channel. Never waits and locks nothing.
 
@@ -19,12 +20,18 @@ declare
     v_payload text := case when p_ready_at > pgqueue._clock() then 'due' else 'wake' end;
     v_sent text := E'\x1f' || v_payload || ' ' || p_queue || E'\x1f';
     v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
+    v_noted text := nullif(current_setting('pgqueue.noted', true), '');
 begin
     if strpos(v_woken, v_sent) > 0 or not pgqueue._may_notify() then
         return;
     end if;
 
-    if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+    if pgqueue._old_snapshot() then
+        perform pg_notify('pgqueue', p_queue);
+    elsif current_setting('pgqueue.offered', true) <> all ('{"",sent}') then
+        perform set_config('pgqueue.noted', concat_ws(',', v_noted, jsonb_build_array(p_queue, p_ready_at)), true)
+        where exists (select from pgqueue.idle_workers a where a.queue in (p_queue, '') and a.until > p_ready_at);
+    else
         perform pg_notify(w.channel, concat_ws(' ', v_payload, pgqueue._microseconds(p_commits_at)))
         from (
             select s.channel
@@ -38,13 +45,8 @@ begin
             order by random()
             limit p_count
         ) w;
-        if not found then
-            return;
-        end if;
-    else
-        perform pg_notify('pgqueue', p_queue);
     end if;
-    perform set_config('pgqueue.woken', v_woken || v_sent, true);
+    perform set_config('pgqueue.woken', v_woken || v_sent, true) where found;
 end
 $$;
 

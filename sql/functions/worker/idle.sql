@@ -43,9 +43,7 @@ declare
     v_known record;
 begin
     -- An IF costs a tenth of the call that it saves, and a large fleet calls idle all the time.
-    if octet_length(idle.worker) between 1 and 256 is not true then
-        perform pgqueue._check_name('worker', idle.worker, 256);
-    end if;
+    perform pgqueue._check_name('worker', idle.worker, 256) where octet_length(idle.worker) between 1 and 256 is not true;
     if idle.queues is not null then
         perform pgqueue._check_queues(idle.queues);
     end if;
@@ -61,9 +59,7 @@ begin
             'handoff_channel was given without listener', null,
             'Give listener as pg_backend_pid() of the session that listens on handoff_channel.']
     end;
-    if v_wrong is not null then
-        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
-    end if;
+    perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     if idle.handoff_channel is not null then
         perform pgqueue._check_lease(idle.lease);
     end if;

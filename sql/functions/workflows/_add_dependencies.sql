@@ -193,22 +193,14 @@ begin
     into v_found
     from children c;
 
-    if v_found.run is not null then
-        perform pgqueue._release_children(v_found.run);
-    end if;
-    if v_found.groups is not null then
-        perform pgqueue._leave_notes('group', v_found.groups);
-    end if;
+    perform pgqueue._release_children(v_found.run) where v_found.run is not null;
+    perform pgqueue._leave_notes('group', v_found.groups) where v_found.groups is not null;
     if v_found.cancel_groups is not null then
         perform pgqueue._cancel_groups(array[g.id], g.error)
         from unnest(v_found.cancel_groups, v_found.group_errors) g (id, error);
     end if;
-    if p_note is not null and v_found.wait is not null then
-        perform pgqueue._leave_notes(p_note, v_found.wait);
-    end if;
-    if v_found.held is not null then
-        perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms');
-    end if;
+    perform pgqueue._leave_notes(p_note, v_found.wait) where p_note is not null and v_found.wait is not null;
+    perform pgqueue._leave_notes('settle', v_found.held, interval '200 ms') where v_found.held is not null;
     if v_found.cancel is null then
         return '{}'::bigint[];
     end if;
