@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,16 @@ def job(job_id: int) -> Call[Document | None]:
         b" from pgqueue.all_jobs j where j.id = %s::bigint",
         (job_id,),
         lambda rows: Document(rows[0][0]) if rows else None,
+    )
+
+
+def ended_ago(job_id: int) -> Call[float | None]:
+    """Read how many seconds ago a job has ended: None before that, and infinite for one that was deleted."""
+    return Call(
+        b"select extract(epoch from pgqueue._clock() - j.finished_at)::float8"
+        b" from pgqueue.all_jobs j where j.id = %s::bigint",
+        (job_id,),
+        lambda rows: rows[0][0] if rows else math.inf,
     )
 
 
