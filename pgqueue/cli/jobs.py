@@ -54,8 +54,8 @@ _CHILDREN = 1000
 # Seconds within which a worker answers.
 _ANSWERS = 10.0
 
-# Seconds after the end of a job within which its last lines are stored: a worker stores those of all its jobs once a second,
-# and up to a second later how many it did not keep. The others are for a slow statement.
+# Seconds after the end of a job within which its last lines are stored: a worker stores the lines of all its jobs once
+# a second, and up to a second later how many it did not keep. The other three are for a slow statement.
 _LAST_LINES = 5.0
 
 # A job of an unknown task stays in one of these.
@@ -211,7 +211,12 @@ def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None
 @app.command(name="logs")
 def show_logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended, and five seconds more, for its last lines.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Continue until the job has ended, and five seconds more, for its last lines."
+        ),
+    ] = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:

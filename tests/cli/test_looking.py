@@ -80,10 +80,10 @@ def test_executing_jobs_show_worker_and_progress_and_others_have_no_such_columns
     run: Run, jobs: dict[str, int]
 ) -> None:
     heading, line = run("jobs", "list", "--state", "executing").out.splitlines()
-    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "worker", "progress"]
+    assert heading.split() == ["id", "task", "queue", "state", "attempts", "when", "worker", "progress"]
     assert re.search(r"for \d+ s +host-17\.example\.com:3345:abcdef01 +3/10 half$", line)
     heading, line = run("jobs", "list", "--state", "dead").out.splitlines()
-    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "error"]
+    assert heading.split() == ["id", "task", "queue", "state", "attempts", "when", "error"]
     assert re.search(r"\d+ s ago +ValueError: no such address$", line)
     assert re.search(r"in 119 min$", run("jobs", "list", "--task", "report").out.splitlines()[1])
 
