@@ -39,7 +39,11 @@ def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str]
     """Write a number of `stats`: with + where counting stopped, with ~ where it was counted earlier."""
     value, stop = numbers.get(name) or 0, numbers.get("counted_to")
     found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
-    return f"~{found}" if numbers.get("counted_at") and name != "executing" else found
+    earlier = numbers.get("counted_at")
+    # Of now where only blocked or dead jobs are too many; a schema that is older does not say so.
+    if name not in ("blocked", "dead"):
+        earlier = numbers.get("ready_counted_at", earlier)
+    return f"~{found}" if earlier and name != "executing" else found
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
