@@ -60,7 +60,7 @@ def living(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     def is_alive(worker: Mapping[str, Any]) -> bool:
         info = worker["info"]
         every = info.get("heartbeat") if isinstance(info, dict) else None
-        patience = 5 + (min(max(every, 10), 60) if type(every) in (int, float) else 10)
+        patience = 5 + (min(max(every, 10), 60) if isinstance(every, int | float) else 10)
         # By the time at which the numbers were read: pages and screens show them for seconds.
         return bool(worker["last_beat_at"]) and _instant(stats["at"]) - _instant(worker["last_beat_at"]) < patience
 
