@@ -43,10 +43,12 @@ comment on column pgqueue.tasks.retry_cap is
     'The longest delay of the policy, before a random part is added. Default: 1 hour for doubling; 1 day for exponential and sidekiq, or retry_delay if that is longer; none otherwise.';
 comment on column pgqueue.jobs.retry is
     'Options for the retries of this job, which override those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
-alter table pgqueue.samples add column oldest_stuck_at timestamptz;
+alter table pgqueue.samples add column oldest_stuck_at timestamptz, add column is_ready_kept boolean not null default false;
 create index samples_by_queue on pgqueue.samples (queue, span, at);
 comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
+comment on column pgqueue.samples.is_ready_kept is
+    'Whether waiting, due, scheduled and failed are of counted_at, too; otherwise of at: only blocked or dead jobs were too many.';
 comment on column pgqueue.jobs.errors is
     'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at (when it failed) and retry_at; and policy_error, if the rule that decides about the retry failed itself.';
 

@@ -6,6 +6,7 @@ Needs prometheus-client (the extra `metrics`); see `is_available`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from importlib.util import find_spec
@@ -15,8 +16,8 @@ from pgqueue.worker.tell.counts import BOUNDS, OUTCOMES, Entry, Times
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Queues that have a histogram: those of which most was counted.
-_MOST_QUEUES = 500
+# Queues that have a histogram, and tasks of queues whose attempts are counted: those of which most was counted.
+_MOST_QUEUES, _MOST_TASKS = 500, 2000
 
 # As pgqueue.metrics() returns them: name, labels, value.
 Rows = Iterable[tuple[str, Mapping[str, str], float]]
@@ -56,6 +57,9 @@ OF_DATABASE = {
     ),
     "pgqueue_queue_run_seconds": (
         "How long handlers of jobs of a queue ran: a histogram. Only /metrics of the pages has it."
+    ),
+    "pgqueue_queue_attempts_total": (
+        "Attempts by queue, task and outcome, as workers reported them. Only /metrics of the pages has it."
     ),
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
@@ -125,15 +129,16 @@ def of_database(rows: Rows) -> Iterator[Any]:
 
 
 class QueueTimes:
-    """How long jobs of each queue waited and ran, in all samples that were added.
+    """How long jobs of each queue waited and ran, and how attempts of each task ended, in all samples that were added.
 
-    A histogram of Prometheus only grows, and a sample tells of ten seconds: what serves histograms adds samples up.
+    What Prometheus counts only grows, and a sample tells of ten seconds: what serves these numbers adds samples up.
     `last` is the number of the last sample, None before the first.
     """
 
     def __init__(self) -> None:
         self.last: int | None = None
         self._times: dict[str, dict[str, Times]] = {"wait": {}, "run": {}}
+        self._ends: dict[tuple[str, str], Counter[str]] = {}
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add samples: (number, queue, what ended by task). Without a queue: the number is the last one."""
@@ -142,20 +147,37 @@ class QueueTimes:
                 self.last = number
                 continue
             self.last = max(number, self.last or 0)
-            for entry in ended.values():
+            for task, entry in ended.items():
                 for kind, times in self._times.items():
                     if kind in entry:
                         times.setdefault(queue, Times()).merge(entry[kind])
+                self._ends.setdefault((queue, task), Counter()).update(
+                    {outcome: entry[outcome] for outcome in OUTCOMES if outcome in entry}
+                )
 
     def of(self, kind: str) -> list[tuple[str, Entry]]:
         """Return (queue, times), "wait" or "run", of the 500 queues of which most was counted, by name."""
         most = nlargest(_MOST_QUEUES, self._times[kind].items(), key=lambda each: sum(each[1].buckets))
         return [(queue, times.as_dict()) for queue, times in sorted(most, key=lambda each: each[0])]
 
+    def ends(self) -> list[tuple[str, str, Mapping[str, int]]]:
+        """Return (queue, task, attempts by outcome) of the 2,000 of which most was counted, by name."""
+        most = nlargest(_MOST_TASKS, self._ends.items(), key=lambda each: each[1].total())
+        return [(queue, task, counts) for (queue, task), counts in sorted(most, key=lambda each: each[0])]
+
 
 def of_times(found: Mapping[str, QueueTimes]) -> Iterator[Any]:
-    """Return the histograms of queues; `found`: by the name of the database, "" for one alone."""
+    """Return the histograms of queues, and attempts; `found`: by the name of the database, "" for one alone."""
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
     labels = ["queue"] if "" in found else ["database", "queue"]
+    name = "pgqueue_queue_attempts_total"
+    attempts = CounterMetricFamily(name, OF_DATABASE[name], labels=[*labels, "task", "outcome"])
+    for database, each in found.items():
+        for queue, task, counts in each.ends():
+            for outcome, count in counts.items():
+                attempts.add_metric([*filter(None, [database]), queue, task, outcome], count)
+    yield attempts
     for kind in ("wait", "run"):
         name = f"pgqueue_queue_{kind}_seconds"
         samples = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgqueue.logs import how_many
@@ -51,6 +52,23 @@ class Verdict:
     others: Sequence[Mapping[str, Any]] = ()
     cause: str = ""
     subject: str = ""
+
+
+def living(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the workers of stats() whose last heartbeat is recent enough, as worker_status.is_alive has it."""
+
+    def is_alive(worker: Mapping[str, Any]) -> bool:
+        info = worker["info"]
+        every = info.get("heartbeat") if isinstance(info, dict) else None
+        patience = 5 + (min(max(every, 10), 60) if isinstance(every, int | float) else 10)
+        # By the time at which the numbers were read: pages and screens show them for seconds.
+        return bool(worker["last_beat_at"]) and _instant(stats["at"]) - _instant(worker["last_beat_at"]) < patience
+
+    return [each for each in stats["workers"] if is_alive(each)]
+
+
+def _instant(value: str) -> float:
+    return datetime.fromisoformat(value).timestamp()
 
 
 def level(numbers: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
     python -m examples.incidents                                    lists them
     python -m examples.incidents slots --dsn postgresql://localhost/practice
     python -m examples.incidents slots --dsn ... --cure             says how long it took to find and to end it
+    python -m examples.incidents all --dsn ...                      says so of each, in databases that it makes
 
 Never in a database that is in use: it fills queues, makes old rows older, and takes every slot.
 """

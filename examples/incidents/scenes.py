@@ -19,8 +19,9 @@ from pgqueue.db.call import perform
 class Incident:
     """`queue` is asked by why_late(), or `topic` is a finding of doctor(); one of the two.
 
-    `evidence` is a pattern of what that says. `pages` are opened until one shows all words of `shown`. `before` is what
-    an operator has to do first, such as a deploy. `after` is how long the incident stands before it is one.
+    `evidence` is a pattern of what that says. `shown`: the words by which the first screen names the cause, in its
+    sentence or in the row of the queue. `ways`: how many ways out are printed. `before` is what an operator has to do
+    first, such as a deploy. `after` is how long the incident stands before it is one.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Incident:
     queue: str = ""
     cause: str = ""
     topic: str = ""
-    pages: tuple[str, ...] = ("/",)
+    ways: int = 1
     before: Callable[[Stage], None] | None = None
     after: str = ""
 
@@ -162,8 +163,8 @@ INCIDENTS = {
             "1,800 jobs died of one error, with other ids in each message.",
             _deaths,
             _none_is_dead,
-            r"[\d,]+ of [\d,]+ attempts within ten minutes failed",
-            ("CardRefused", "charge"),
+            r"[\d,]+ of [\d,]+ attempts within ten minutes failed, the last one with \S*CardRefused",
+            ("charge", "CardRefused"),
             topic="failures",
             before=_deploy_the_fix,
         ),
@@ -175,7 +176,7 @@ INCIDENTS = {
                 not stage.live("limit_key = 'tenant:small'") and bool(stage.live("limit_key = 'tenant:acme'"))
             ),
             r"of the .* jobs that are due are of tenant tenant:acme, enqueued since 20",
-            ("tenant:acme", "mail"),
+            ("of tenant tenant:acme",),
             queue="mail",
             cause="flood",
         ),
@@ -185,7 +186,7 @@ INCIDENTS = {
             _slots,
             lambda stage: not stage.live("queue = 'mail'"),
             r"(?=.*\breview_case\b)(?=.*\b(\d+) of \1 slots of worker incident-0\b).*the oldest for 40 min",
-            ("review_case", "mail"),
+            ("slots", "review_case"),
             queue="mail",
             cause="slots",
         ),
@@ -195,9 +196,10 @@ INCIDENTS = {
             _starved,
             lambda stage: not stage.live("queue = 'mail'") and bool(stage.live("queue = 'webhooks'")),
             r"its workers serve first: queue webhooks, priority 0 \([\d,]+ .*due\)",
-            ("webhooks", "mail"),
+            ("serve", "webhooks"),
             queue="mail",
             cause="starved",
+            ways=2,
         ),
         Incident(
             "queue_limit",
@@ -205,7 +207,7 @@ INCIDENTS = {
             _queue_limit,
             lambda stage: stage.started("make_report") == 4,
             r"2 of 2 jobs execute under the limit queue:reports; it holds back 2 jobs",
-            ("queue:reports",),
+            ("under the limit queue:reports",),
             queue="reports",
             cause="limit",
         ),
@@ -215,7 +217,7 @@ INCIDENTS = {
             _rate,
             lambda stage: not stage.live("task = 'sync_stock'"),
             r"([\d,]+) of \1 jobs started within 01:00:00 under the limit task:sync_stock; it holds back \1 jobs",
-            ("task:sync_stock", "stock"),
+            ("under the limit task:sync_stock",),
             queue="stock",
             cause="limit",
         ),
@@ -225,7 +227,7 @@ INCIDENTS = {
             _key,
             lambda stage: not stage.live("task = 'check_account'"),
             r"36 jobs blocked, most behind key account:17: job \d+ of key account:17 executes on worker",
-            ("account:17", "fraud"),
+            ("36 jobs blocked", "key account:17"),
             queue="fraud",
             cause="key",
         ),
@@ -235,7 +237,7 @@ INCIDENTS = {
             _unknown_task,
             lambda stage: not stage.live("task = 'sned_email'"),
             r"no worker has declared task sned_email; .* did you mean send_email\?",
-            ("sned_email", "send_email"),
+            ("no worker has declared task sned_email", "did you mean send_email?"),
             queue="mail",
             cause="unknown_task",
         ),
@@ -245,7 +247,7 @@ INCIDENTS = {
             _no_worker,
             lambda stage: not stage.live("queue = 'stock'"),
             r"the queue has 10 jobs due since .*, and no living worker claims from it",
-            ("stock", "no worker"),
+            ("no living worker claims from it",),
             queue="stock",
             cause="no_worker",
         ),
@@ -255,7 +257,7 @@ INCIDENTS = {
             _left_paused,
             lambda stage: not stage.live("queue = 'mail'"),
             r"5 jobs due, and is paused since .* by",
-            ("mail", "paused"),
+            ("aused",),
             queue="mail",
             cause="paused",
         ),
@@ -265,7 +267,7 @@ INCIDENTS = {
             _few_workers,
             lambda stage: not stage.live("queue = 'mail'"),
             r"the oldest of [\d,]+ jobs is due since .*\b[01] of 1 slots of worker incident-0\b",
-            ("mail", "do not keep up"),
+            ("do not keep up",),
             queue="mail",
             cause="workers",
         ),
@@ -275,7 +277,7 @@ INCIDENTS = {
             _old_snapshot,
             lambda stage: not stage.value("select count(*) from pg_stat_activity where application_name = 'a report'"),
             r"session \d+ \(role \S+, a report, .* since .*, holds back vacuum by",
-            ("old snapshot", "a report"),
+            ("old snapshot", "session", "a report"),
             topic="old_snapshot",
             after="15 min",
         ),
@@ -288,7 +290,7 @@ INCIDENTS = {
                 and not stage.live("task = 'grow'")
             ),
             r"it holds \d+ MB, 9\d % of its limit of \d+ MB; .* ago it held \d+ MB; it runs 1 grow, the longest job",
-            ("memory", "grow"),
+            ("it runs 1 grow",),
             topic="memory",
         ),
         Incident(
@@ -297,7 +299,7 @@ INCIDENTS = {
             _ignored_cancel,
             lambda stage: not stage.live("queue = 'mail'"),
             r"(?=.*\bcrunch\b).*\b1 of 1 slots of worker incident-0:1\b.*asked to cancel",
-            ("crunch", "mail"),
+            ("slots", "crunch"),
             queue="mail",
             cause="slots",
         ),

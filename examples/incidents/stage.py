@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -96,10 +97,11 @@ class Stage:
                 subprocess.Popen(command, cwd=_ROOT, env=self._environment(environment), stdout=log, stderr=log)
             )
 
-    def command(self, *arguments: str) -> None:
-        """Run `pgqueue` with these arguments, as an operator who says yes. Raises CalledProcessError."""
+    def command(self, command: str) -> None:
+        """Run a command of `pgqueue` in a shell, as an operator who says yes. Raises CalledProcessError."""
         subprocess.run(
-            [sys.executable, "-m", "pgqueue", *arguments],
+            # Where it is not installed, the shell finds it all the same.
+            ["sh", "-c", f'pgqueue() {{ {shlex.quote(sys.executable)} -m pgqueue "$@"; }}\n{command}'],
             cwd=_ROOT,
             env=self._environment(),
             input=b"y\n",

@@ -1308,7 +1308,8 @@ create table pgqueue.samples (
     blocked_by_parents integer,
     is_large boolean not null default false,
     counted_at timestamptz,
-    oldest_stuck_at timestamptz
+    oldest_stuck_at timestamptz,
+    is_ready_kept boolean not null default false
 );
 create index samples_by_time on pgqueue.samples (span, at);
 -- Plots, rates and usual times are of one queue: by the time alone they would read the rows of all queues.
@@ -1343,6 +1344,8 @@ comment on column pgqueue.samples.counted_at is
     'When the numbers were counted, except executing and oldest_due_at; null: they have not been counted in full yet.';
 comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job has waited for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
+comment on column pgqueue.samples.is_ready_kept is
+    'Whether waiting, due, scheduled and failed are of counted_at, too; otherwise of at: only blocked or dead jobs were too many.';
 
 -- A role may be renamed, and another role may get its name: the oid identifies it. A role without any right on the schema is
 -- not the one to which it was granted.

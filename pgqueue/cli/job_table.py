@@ -11,8 +11,8 @@ from pgqueue.cli.tables import Table
 from pgqueue.db.json import Document
 
 # The value of each column; a column that is empty for all jobs is left out.
-_COLUMNS = ("id", "task", "queue", "state", "tries", "when", "worker", "progress", "error")
-_ALWAYS = ("id", "task", "queue", "state", "tries", "when")
+_COLUMNS = ("id", "task", "queue", "state", "attempts", "when", "worker", "progress", "error")
+_ALWAYS = ("id", "task", "queue", "state", "attempts", "when")
 
 
 def show_table(jobs: Sequence[Mapping[str, Any]]) -> None:
@@ -20,7 +20,7 @@ def show_table(jobs: Sequence[Mapping[str, Any]]) -> None:
     rows = [dict(zip(_COLUMNS, _cells(job), strict=True)) for job in jobs]
     headings = tuple(name for name in _COLUMNS if name in _ALWAYS or any(row[name] for row in rows))
     cut = frozenset({"task", "queue", "worker", "progress", "error"})
-    table = Table(headings, right=frozenset({"id", "tries"}), cut=cut)
+    table = Table(headings, right=frozenset({"id", "attempts"}), cut=cut)
     for row in rows:
         table.add(*(row[name] for name in headings))
     table.show()

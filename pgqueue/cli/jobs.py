@@ -54,6 +54,10 @@ _CHILDREN = 1000
 # Seconds within which a worker answers.
 _ANSWERS = 10.0
 
+# Seconds after the end of a job within which its last lines are stored: a worker stores the lines of all its jobs once
+# a second, and up to a second later how many it did not keep. The other three are for a slow statement.
+_LAST_LINES = 5.0
+
 # A job of an unknown task stays in one of these.
 _UNSTARTED = ("waiting", "failed", "blocked")
 
@@ -207,7 +211,12 @@ def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None
 @app.command(name="logs")
 def show_logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Continue until the job has ended, and five seconds more, for its last lines."
+        ),
+    ] = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -215,22 +224,23 @@ def show_logs(
     with connected(dsn) as connection:
         if perform(connection, observe.job(job_id)) is None:
             output.no_job(job_id)
+        if as_json and not follow:
+            output.print_json(perform(connection, observe.job_log(job_id)))
+            return
         after = 0
         while True:
-            state = perform(connection, operate.explain(job_id))["state"]
+            # Asked before the lines are read: what is stored between both is printed in the next round.
+            ended = perform(connection, observe.ended_ago(job_id))
             lines = perform(connection, observe.job_log(job_id, after))
-            if as_json and not follow:
-                output.print_json(lines)
-                return
             for each in lines:
                 _show_line(each)
-            after = lines[-1]["n"] if lines else after
             output.flush()
             if lines:
-                continue
-            if not follow or state in ("succeeded", "dead", "cancelled", "unknown"):
+                after = lines[-1]["n"]
+            elif not follow or (ended is not None and ended > _LAST_LINES):
                 return
-            time.sleep(0.5)
+            else:
+                time.sleep(0.5)
 
 
 @app.command(name="stack")

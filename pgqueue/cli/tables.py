@@ -53,13 +53,12 @@ class Table:
         return [self._line(row, widths) for row in table]
 
     def _fit(self, widths: list[int], width: int) -> None:
-        able = [index for index, heading in enumerate(self.headings) if heading in self.cut]
+        able = {
+            index: max(_LEAST, _length(heading)) for index, heading in enumerate(self.headings) if heading in self.cut
+        }
         over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-        while over > 0 and able:
-            widest = max(able, key=widths.__getitem__)
-            if widths[widest] <= max(_LEAST, _length(self.headings[widest])):
-                return
-            widths[widest] -= 1
+        while over > 0 and (left := [index for index, least in able.items() if widths[index] > least]):
+            widths[max(left, key=widths.__getitem__)] -= 1
             over -= 1
 
     def _line(self, row: Iterable[str], widths: list[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import psycopg
 import typer
 
+from pgqueue import verdict
 from pgqueue.cli import bulk, output
 from pgqueue.cli.database import Several, connected, databases
 from pgqueue.cli.options import AsJson, Dsns, commands
@@ -101,7 +102,9 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
         jobs.show()
     for database, stats in found.items():
         when = output.when(stats["sampled_at"] or stats["at"])
-        counted = f"{how_many(len(stats['workers']), 'worker')}; counted {when}."
+        alive = len(verdict.living(stats))
+        silent = f", {more} silent" if (more := len(stats["workers"]) - alive) else ""
+        counted = f"{how_many(alive, 'worker')}{silent}; counted {when}."
         if earlier := stats["total"]["counted_at"]:
             counted += f" ~: counted earlier, at {output.when(earlier)} or since; pgqueue status counts all jobs now."
         output.line(f"{database}: {counted}" if place else counted)

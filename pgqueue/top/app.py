@@ -24,9 +24,12 @@ from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import how_many, one_line, printable
 from pgqueue.search import ORDERS, parse
-from pgqueue.top.rows import COLUMNS, STATES, Row, overview, rows_of, seconds, short
+from pgqueue.top.rows import COLUMNS, STATES, Row, alive_of, overview, rows_of, seconds, short
 
 T = TypeVar("T")
+
+# Lines of evidence and command below the tables, of 24: five are left for rows. A command may take more.
+_REMEDY = 9
 
 # From good to bad.
 _LEVELS = ("ok", "late", "critical")
@@ -60,7 +63,7 @@ class Top(App[None]):
     TabbedContent, TabPane, DataTable { height: 1fr; }
     TabPane { padding: 0; }
     #said, #remedy { height: auto; max-height: 6; padding: 0 1; }
-    #remedy { max-height: 9; }
+    #remedy { max-height: 14; }
     #verdict { height: auto; max-height: 2; padding: 0 1; text-style: bold; }
     #verdict.late { color: $warning; }
     #verdict.critical { color: $error; }
@@ -152,8 +155,20 @@ class Top(App[None]):
             *_, cause, evidence, do = row
             # A finding has no counts.
             of = row[2] if row[3] else cause
-            lines = (f"{of}: {evidence or cause}", f"do: {do}" if do else "")
-            remedy.update(Text("\n".join(printable(each) for each in lines if each)))
+            told, ways = printable(f"{of}: {evidence or cause}"), printable(f"do: {do}" if do else "")
+            wide = max(self.size.width - 2, 20)
+            # The command is whole, and the evidence has the lines that are left.
+            left = max(_REMEDY - len(Text(ways).wrap(self.console, wide)) * bool(ways), 2)
+            lines = [line.plain.rstrip() for line in Text(told).wrap(self.console, wide)]
+            if len(lines) > left:
+                lines[left - 1 :] = [f"{lines[left - 1][: wide - 2]} …"]
+            remedy.update(Text("\n".join(filter(None, (*lines, ways)))))
+
+    def on_resize(self) -> None:
+        """Wrap it anew."""
+        # The first one comes before there is a screen.
+        with suppress(NoMatches, IndexError):
+            self.show_remedy()
 
     @on(TabbedContent.TabActivated)
     def hide_remedy(self) -> None:
@@ -246,7 +261,7 @@ class Top(App[None]):
                     late = verdict.still_late(causes, queues)
                     findings = self._shared(name, 60.0, observe.doctor)
                     rows += [(name, row) for row in overview(queues, late, findings)]
-                    found = verdict.reach(late, findings, queues, len(stats[-1]["workers"]))
+                    found = verdict.reach(late, findings, queues, len(verdict.living(stats[-1])))
                     # The worst of several databases.
                     reached = max(reached, found, key=lambda each: (_LEVELS.index(each.level), each.lag))
                 else:
@@ -313,14 +328,14 @@ class Top(App[None]):
             # What stands for one of them stands for all.
             **{
                 name: next((each[name] for each in totals if each.get(name)), None)
-                for name in ("counted_at", "counted_to")
+                for name in ("counted_at", "ready_counted_at", "counted_to")
             },
             **{name: sum(total.get(name, 0) for total in totals) for name in STATES},
         }
         numbers = {"lag s": max(total["lag"] for total in totals)}
         numbers.update({name: observe.counted(whole, name) for name in STATES})
         numbers.update(
-            workers=sum(len(each["workers"]) for each in stats),
+            workers=alive_of(stats),
             counted=str(stats[0]["sampled_at"] or stats[0]["at"])[11:19],
         )
         if whole["counted_at"]:

@@ -121,6 +121,13 @@ def overview(
     yield from on_time
 
 
+def alive_of(stats: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many workers are alive, and how many others are registered: "3, 1 silent"."""
+    alive = sum(len(verdict.living(each)) for each in stats)
+    silent = sum(len(each["workers"]) for each in stats) - alive
+    return f"{alive}, {silent} silent" if silent else str(alive)
+
+
 def seconds(value: float) -> str:
     """Write a time in the unit that suits it."""
     for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.responses import Response
 
@@ -42,7 +41,7 @@ async def overview(context: Context) -> Response:
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]
-    alive = [each for each in stats["workers"] if is_alive(each, now)]
+    alive = verdict.living(stats)
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
     reached = verdict.reach(late, findings, queues, len(alive))
     slots = capacity.of_workers(alive, held, usual, now)
@@ -84,11 +83,6 @@ async def overview(context: Context) -> Response:
         ranges=series.RANGES,
         now=now,
     )
-
-
-def is_alive(worker: Mapping[str, Any], now: float) -> bool:
-    """Tell whether a worker of stats() sent a heartbeat lately."""
-    return bool(worker["last_beat_at"]) and now - render.stamp(worker["last_beat_at"]) < 65
 
 
 def _tasks(worker: str, running: Sequence[Running]) -> str:

@@ -32,7 +32,7 @@ from pgqueue.web import (
 )
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
+from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS
 
 log = logging.getLogger("pgqueue.web")
 
@@ -102,7 +102,7 @@ async def queue(context: Context) -> Response:
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
     [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
-    alive = [each for each in stats["workers"] if is_alive(each, now)]
+    alive = verdict.living(stats)
     exact = None
     if context.query("exact"):
         reading = shared("exact", 5.0, lambda: observe.stats(recent=False))
@@ -180,13 +180,13 @@ async def job(context: Context) -> Response:
     neighbours = await context.part("others of its key", _neighbours(context, columns), [])
     [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
     redact, errors, now = context.settings.redact, _errors(found), context.now()
-    tries = timeline.attempts(columns, errors, now)
+    attempts = timeline.attempts(columns, errors, now)
     # A handler may write into them what it was given.
     reading = context.database.read(*([observe.newest_log(job_id)] if context.may("args") else []))
     logged = await context.part("its log lines", reading, [])
-    lived = timeline.life(columns, tries, now)
+    lived = timeline.life(columns, attempts, now)
     changeable, shown_args = _changeable(context, found)
-    named = [each.error for each in tries]
+    named = [each.error for each in attempts]
     return context.page(
         "job.html",
         job=columns,
@@ -197,7 +197,7 @@ async def job(context: Context) -> Response:
             if found.texts.get(name) not in (None, "null")
         },
         level=_level(columns, now),
-        tries=tries,
+        attempts=attempts,
         traces=[traces.parse(each.get("traceback")) for each in named],
         logs=_by_attempt(logged[0] if logged else []),
         by_queue=[each for each in errors if all(each is not known for known in named)],

@@ -96,7 +96,7 @@ def attempts(job: dict[str, Any], errors: Sequence[dict[str, Any]], now: float) 
     return found
 
 
-def life(job: dict[str, Any], tries: Sequence[Attempt], now: float) -> list[Segment]:
+def life(job: dict[str, Any], attempts: Sequence[Attempt], now: float) -> list[Segment]:
     """Return the life of a job from left to right; widths grow with the logarithm of the time."""
     parts: list[Segment] = []
     at, due = stamp(job["created_at"]), stamp(job["run_at"])
@@ -107,21 +107,21 @@ def life(job: dict[str, Any], tries: Sequence[Attempt], now: float) -> list[Segm
             parts.append(Segment(kind, at, until, words, number))
             at = until
 
-    for each in tries:
+    for each in attempts:
         add("backoff", due, "backs off" if parts else "scheduled")
         if each.since is None:
-            add(f"try-{each.state}", each.until, "waited and ran, attempt", each.number)
+            add(f"attempt-{each.state}", each.until, "waited and ran, attempt", each.number)
         else:
             add("wait", each.since, "waits")
             # Times of one attempt may be a moment apart from those of others.
             at = min(at, each.until - 0.001)
-            add(f"try-{each.state}", each.until, "attempt", each.number)
+            add(f"attempt-{each.state}", each.until, "attempt", each.number)
         again = _stamp(each.error, "retry_at")
         due = at if again is None else again
     end = stamp(job["finished_at"]) if job["finished_at"] else now
     if job["due_at"] and job["state"] in ("waiting", "failed"):
         due = stamp(job["due_at"])
-    add("backoff", min(due, end), "backs off" if tries else "scheduled")
+    add("backoff", min(due, end), "backs off" if attempts else "scheduled")
     if job["state"] == "blocked":
         add("blocked", end, "blocked")
     elif job["state"] in ("waiting", "failed") and end - at >= LATE:

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -79,10 +80,10 @@ def test_executing_jobs_show_worker_and_progress_and_others_have_no_such_columns
     run: Run, jobs: dict[str, int]
 ) -> None:
     heading, line = run("jobs", "list", "--state", "executing").out.splitlines()
-    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "worker", "progress"]
+    assert heading.split() == ["id", "task", "queue", "state", "attempts", "when", "worker", "progress"]
     assert re.search(r"for \d+ s +host-17\.example\.com:3345:abcdef01 +3/10 half$", line)
     heading, line = run("jobs", "list", "--state", "dead").out.splitlines()
-    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "error"]
+    assert heading.split() == ["id", "task", "queue", "state", "attempts", "when", "error"]
     assert re.search(r"\d+ s ago +ValueError: no such address$", line)
     assert re.search(r"in 119 min$", run("jobs", "list", "--task", "report").out.splitlines()[1])
 
@@ -612,6 +613,31 @@ def test_the_log_lines_of_a_job_are_printed_and_followed_until_it_has_ended(run:
     assert [each["line"] for each in json.loads(run("jobs", "logs", str(dead), "--json").out)][1] == "given up"
     assert "There is no job 999" in run("jobs", "logs", "999").err
     assert "does not execute" in run("jobs", "stack", str(dead)).err
+
+
+def test_a_job_is_followed_until_its_last_lines_are_stored(
+    run: Run, conn: psycopg.Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker stores them up to two seconds after its end."""
+    job_id = enqueue(conn)
+    held = reserve_one(conn)
+    line = {"job_id": job_id, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO"}
+    rounds = [
+        lambda: call(conn, "write_log", Jsonb([{**line, "line": "first"}])),
+        lambda: call(conn, "complete", job_id, held.reservation),
+        lambda: call(conn, "write_log", Jsonb([{**line, "line": "last"}])),
+        lambda: call(conn, "write_log", Jsonb([{**line, "line": "3 more lines were not kept"}])),
+    ]
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+        if rounds:
+            rounds.pop(0)()
+
+    monkeypatch.setattr("pgqueue.cli.jobs.time", SimpleNamespace(sleep=wait))
+    said = run("jobs", "logs", str(job_id), "-f").out.splitlines()
+    assert [each.rpartition("INFO     ")[2] for each in said] == ["first", "last", "3 more lines were not kept"]
+    assert rounds == []
 
 
 def test_facets_say_whose_jobs_match_and_give_each_as_a_filter(run: Run, conn: psycopg.Connection) -> None:

@@ -27,6 +27,12 @@ def test_a_table_is_cut_to_the_width_and_marks_what_it_cut() -> None:
     assert "a_task_with_" in lines[1]
 
 
+def test_a_column_with_a_long_heading_does_not_keep_the_others_from_being_cut() -> None:
+    made = Table(("a long heading", "task"), cut=frozenset({"a long heading", "task"}))
+    made.add("x", "a_name_of_a_task")
+    assert [len(line) for line in made.lines(24)] == [20, 24]
+
+
 def test_columns_that_may_not_be_cut_keep_their_width() -> None:
     assert table((10**30, "t", "e")).lines(20)[1].startswith(str(10**30))
 

@@ -14,7 +14,8 @@ import httpx
 import psycopg
 import pytest
 
-from examples.incidents.cure import commands_of, end
+from examples.incidents import __main__ as program
+from examples.incidents.cure import carry_out, end, told_of, ways_of
 from examples.incidents.scenes import INCIDENTS
 from examples.incidents.stage import Stage
 from pgqueue.db import observe
@@ -67,8 +68,8 @@ def test_each_cause_that_sql_knows_has_its_entry(conn: psycopg.Connection) -> No
 
 
 @pytest.mark.parametrize(("source", "cause"), [("throttle", "throttled"), ("breaker", "breaker")])
-def test_what_a_throttle_or_a_breaker_prints_stands_in_its_entry(
-    conn: psycopg.Connection, source: str, cause: str
+def test_what_a_throttle_or_a_breaker_prints_stands_in_its_entry_and_ends_it(
+    conn: psycopg.Connection, stage: Stage, source: str, cause: str
 ) -> None:
     call(conn, "hello", "w")
     conn.execute(
@@ -81,12 +82,18 @@ def test_what_a_throttle_or_a_breaker_prints_stands_in_its_entry(
     assert found["cause"] == cause
     section = re.search(rf"^### {cause}\n.*?```text\n(.*?)```", read(PAGE), re.MULTILINE | re.DOTALL)
     assert section is not None
-    assert section[1].splitlines() == list(commands_of(found["remedy"]))
+    [commands] = ways_of(found["remedy"])
+    assert section[1].splitlines() == list(commands)
+    for command in commands:
+        carry_out(stage, command)
+    assert value(conn, "select count(*) from pgqueue.pauses") == 0
 
 
-@pytest.mark.parametrize("name", INCIDENTS)
+@pytest.mark.parametrize(
+    ("name", "way"), [(name, way) for name, incident in INCIDENTS.items() for way in range(incident.ways)]
+)
 def test_the_first_screen_names_an_incident_and_what_it_prints_ends_it(
-    name: str, stage: Stage, ask: Ask, request: pytest.FixtureRequest
+    name: str, way: int, stage: Stage, ask: Ask, request: pytest.FixtureRequest
 ) -> None:
     incident = INCIDENTS[name]
     incident.happen(stage)
@@ -95,10 +102,24 @@ def test_the_first_screen_names_an_incident_and_what_it_prints_ends_it(
         clock.advance(f"{incident.after} 10 s")
     found = stage.until(lambda: incident.found(stage))
     assert re.search(incident.evidence, found["evidence"]), found["evidence"]
-    printed = list(commands_of(found["remedy"]))
-    assert without_numbers(printed) == without_numbers(runbook()[name]), found["remedy"]
-    measured = end(incident, stage, lambda path: ask("GET", path).text)
-    assert measured.pages == len(incident.pages)
+    printed = ways_of(found["remedy"])
+    assert len(printed) == incident.ways
+    every = [command for commands in printed for command in commands]
+    assert without_numbers(every) == without_numbers(runbook()[name]), found["remedy"]
+    end(incident, stage, lambda path: ask("GET", path).text, way=way)
+
+
+def test_a_name_elsewhere_on_the_first_screen_is_no_cause() -> None:
+    incident = INCIDENTS["slots"]
+    page = """<section class="verdict late"><p class="said"><a href="/queue?name=web">web</a> is 9 min late: slots.</p>
+<p class="because">Due: 9 jobs. Also late: <a href="/queue?name=mail">mail</a>.</p>
+<code>pgqueue jobs cancel --task review_case</code></section>
+<div class="row" id="queue-1"><a href="/queue?name=web">web</a> slots of review_case</div>
+<div class="row" id="queue-2"><a href="/queue?name=mail">mail</a> <div class="why">Late</div></div></section>
+<section>mail: review_case takes slots</section>"""
+    assert told_of(incident, page) == ["mail Late"]
+    said = page.replace(">web</a> is", ">mail</a> is", 1)
+    assert told_of(incident, said)[0] == "mail is 9 min late: slots. Due: 9 jobs. Also late: mail ."
 
 
 def test_the_program_lists_the_incidents_and_asks_for_a_database() -> None:
@@ -130,6 +151,22 @@ def test_a_database_in_use_is_refused(database: Database, stage: Stage) -> None:
     assert "give one for practice alone" in done.stderr
 
 
+def test_all_of_them_are_played_in_databases_of_their_own_and_timed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "INCIDENTS", {name: INCIDENTS[name] for name in ("left_paused", "queue_limit")})
+    monkeypatch.setattr(sys, "argv", ["incidents", "all", "--small", "--dsn", database.dsn])
+    # This process keeps its own.
+    monkeypatch.setattr(program, "_ENDING", ())
+    assert program.main() == 0
+    timed = re.findall(
+        r"^(\w+): [\d.]+ s from opening the page to the cause, [\d.]+ s to the cure$", capsys.readouterr().out, re.M
+    )
+    assert timed == ["left_paused", "queue_limit"]
+    left = database.connect().execute("select datname from pg_database where datname like 'incident\\_%'").fetchall()
+    assert left == []
+
+
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_program_leaves_no_worker_behind(
     ends: signal.Signals, database: Database, conn: psycopg.Connection
@@ -150,14 +187,26 @@ def test_the_program_leaves_no_worker_behind(
 
 
 @pytest.mark.parametrize(
-    ("remedy", "commands"),
+    ("remedy", "ways"),
     [
-        ("pgqueue jobs explain 17; if it does not end: pgqueue jobs cancel 17", 2),
-        ("raise it, if what it protects allows that: pgqueue limits set queue mail --max-executing 2", 1),
-        ("select pg_terminate_backend(17); and set idle_in_transaction_session_timeout", 1),
-        ("pgqueue queues set mail --weight 10; or a separate worker: pgqueue worker -r MODULE --queue mail", 1),
-        ("wait", 0),
+        (
+            "pgqueue jobs explain 17; if it does not end: pgqueue jobs cancel 17",
+            [("pgqueue jobs explain 17", "pgqueue jobs cancel 17")],
+        ),
+        (
+            "raise it, if what it protects allows that: pgqueue limits set queue mail --max-executing 2",
+            [("pgqueue limits set queue mail --max-executing 2",)],
+        ),
+        (
+            "select pg_terminate_backend(17); and set idle_in_transaction_session_timeout",
+            [("select pg_terminate_backend(17);",)],
+        ),
+        (
+            "pgqueue queues set mail --weight 10; or a separate worker: pgqueue worker -r MODULE --queue mail",
+            [("pgqueue queues set mail --weight 10",), ("pgqueue worker -r MODULE --queue mail",)],
+        ),
+        ("wait", []),
     ],
 )
-def test_commands_are_read_from_a_remedy(remedy: str, commands: int) -> None:
-    assert len(commands_of(remedy)) == commands
+def test_commands_are_read_from_a_remedy_as_printed(remedy: str, ways: list[tuple[str, ...]]) -> None:
+    assert ways_of(remedy) == ways

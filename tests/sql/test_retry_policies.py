@@ -35,8 +35,8 @@ def fail(conn: psycopg.Connection, clock: Clock, job_id: int, **options: Any) ->
     return delay.total_seconds()
 
 
-def ladder(conn: psycopg.Connection, clock: Clock, job_id: int, tries: int) -> list[float]:
-    return [fail(conn, clock, job_id) for _ in range(tries)]
+def ladder(conn: psycopg.Connection, clock: Clock, job_id: int, attempts: int) -> list[float]:
+    return [fail(conn, clock, job_id) for _ in range(attempts)]
 
 
 LADDERS: list[tuple[dict[str, Any], list[float]]] = [
@@ -95,12 +95,12 @@ def backoff(conn: psycopg.Connection, policy: str, retries: int, jitter: float |
 def test_jitter_stays_within_its_bounds_and_fills_them(
     conn: psycopg.Connection, policy: str, retries: int, least: float, most: float
 ) -> None:
-    tries = [backoff(conn, policy, retries) for _ in range(200)]
-    assert all(least <= delay <= most for delay in tries)
+    delays = [backoff(conn, policy, retries) for _ in range(200)]
+    assert all(least <= delay <= most for delay in delays)
     span = most - least
-    assert min(tries) < least + span * 0.1
-    assert max(tries) > most - span * 0.1
-    assert len(set(tries)) > 100
+    assert min(delays) < least + span * 0.1
+    assert max(delays) > most - span * 0.1
+    assert len(set(delays)) > 100
 
 
 @pytest.mark.parametrize("policy", ["fixed", "exponential", "sidekiq", "doubling", "list"])

@@ -123,6 +123,50 @@ async def test_a_long_finding_is_whole_with_its_command_on_a_small_terminal(
         assert remedy.region.bottom <= 24
 
 
+async def test_a_command_is_whole_below_evidence_that_has_no_room_on_a_small_terminal(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "pgqueue limits set limit_key 'tenant:acme' --max-executing 2 --rate 200 --per 01:00:00 --burst 400"
+    found = b"select jsonb_build_object('severity', 'critical', 'topic', 'old_snapshot', 'subject', 'session 17',"
+    found += b" 'evidence', repeat('a long text ', 90), 'remedy', $$if that is wanted: "
+    found += command.encode() + b"; or a separate worker: pgqueue worker -r MODULE --queue webhooks-of-customers$$)"
+    monkeypatch.setattr(observe, "doctor", lambda: Call(found, (), read_column))
+    app = Top({"": uri(database.dsn)}, 0.2)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: cells(pilot, "overview"))
+        remedy = app.query_one("#remedy", Static)
+        await until(pilot, lambda: remedy.region.height > 6)
+        # As it stands on the screen, line by line.
+        lines = [remedy.render_line(y).text.strip() for y in range(remedy.region.height)]
+        shown = " ".join(lines)
+        assert remedy.region.bottom <= 23
+        assert command in shown
+        assert shown.endswith("pgqueue worker -r MODULE --queue webhooks-of-customers")
+        assert "a long text a …" in shown or "text …" in shown
+        # Rows stand above it.
+        assert app.query_one("#overview-table").region.height >= 4
+        await pilot.resize_terminal(160, 40)
+        await until(pilot, lambda: "…" not in str(remedy.render()) or str(remedy.render()).count("a long") > 40)
+
+
+async def test_a_worker_that_is_silent_is_not_alive(
+    conn: psycopg.Connection, database: Database, clock: Clock, run: Any
+) -> None:
+    call(conn, "hello", "w1")
+    enqueue(conn)
+    clock.advance("40 s")
+    call(conn, "hello", "w2")
+    maintain(conn)
+    async with running(database) as pilot:
+        numbers = pilot.app.query_one("#numbers", Static)
+        await until(pilot, lambda: "workers 1, 1 silent" in str(numbers.render()))
+        clock.advance("40 s")
+        await until(pilot, lambda: "workers 0, 2 silent" in str(numbers.render()))
+        sentence = pilot.app.query_one("#verdict", Static)
+        await until(pilot, lambda: "no worker" in str(sentence.render()))
+    assert "0 workers, 2 silent" in run("top", "--once").out
+
+
 async def test_jobs_that_a_worker_holds_beyond_its_slots_do_not_execute(
     conn: psycopg.Connection, database: Database
 ) -> None:

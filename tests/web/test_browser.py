@@ -183,7 +183,8 @@ def test_the_number_of_a_plot_is_marked_where_it_was_counted_before(conn: psycop
     call(conn, "hello", "w")
     enqueue_many(conn, 7, queue="mail")
     maintain(conn)
-    conn.execute("update pgqueue.samples set due = 12000, is_large = true, counted_at = at - interval '3 min'")
+    conn.execute("update pgqueue.samples set due = 12000, is_large = true, is_ready_kept = true")
+    conn.execute("update pgqueue.samples set counted_at = at - interval '3 min'")
     page.goto("/queue?name=mail")
     page.locator(".legend b").get_by_text("~12,000").wait_for()
 

@@ -125,6 +125,18 @@ def test_the_first_screen_of_a_board_is_that_of_the_overview(board: str) -> None
     ]
 
 
+def test_the_first_screen_of_a_board_needs_no_scrape_of_workers() -> None:
+    named = {
+        re.sub(r"_(bucket|count|sum)$", "", name)
+        for panel in panels("pgqueue.json")
+        if panel["gridPos"]["y"] < 33
+        for target in panel["targets"]
+        for name in re.findall(r"pgqueue_\w+", target["expr"])
+    }
+    assert len(named) > 8
+    assert named <= metrics.OF_DATABASE.keys()
+
+
 def test_no_panels_of_a_board_lie_on_each_other() -> None:
     for board in ("pgqueue.json", "pgqueue-postgres.json"):
         taken = [

@@ -114,6 +114,20 @@ async def test_samples_count_on_where_a_restored_database_numbers_them_from_lowe
         await pages.close()
 
 
+def test_the_pages_serve_how_attempts_ended_by_task(
+    conn: psycopg.Connection, ask: Callable[..., httpx.Response]
+) -> None:
+    sample(conn, "mail", 3)
+    sample(conn, "", 3)
+    conn.execute("update pgqueue.samples set ended = ended || %s where queue = 'mail'", [Jsonb({"odd": {"dead": 2}})])
+    text = ask("GET", "/metrics").text
+    for task, outcome, attempts in (("one", "succeeded", 2), ("other", "succeeded", 1), ("odd", "dead", 2)):
+        labels = f'outcome="{outcome}",queue="mail",task="{task}"'
+        assert f"pgqueue_queue_attempts_total{{{labels}}} {attempts}.0" in text
+    assert 'pgqueue_queue_attempts_total{outcome="started"' not in text
+    assert "started only" not in text
+
+
 def test_histograms_of_several_databases_name_theirs() -> None:
     times = metrics.QueueTimes()
     times.add([(1, "mail", {"t": entry(2)})])
@@ -127,3 +141,9 @@ def test_of_thousands_of_queues_those_with_most_jobs_have_a_histogram() -> None:
     times.add((n, f"q{n:04}", {"t": entry(n)}) for n in range(1, 1001))
     assert [queue for queue, _ in times.of("run")] == [f"q{n:04}" for n in range(501, 1001)]
     assert times.last == 1000
+
+
+def test_of_thousands_of_tasks_those_with_most_attempts_are_counted() -> None:
+    times = metrics.QueueTimes()
+    times.add([(1, "mail", {f"t{n:04}": {"succeeded": n} for n in range(1, 3001)})])
+    assert [task for _, task, _ in times.ends()] == [f"t{n:04}" for n in range(1001, 3001)]

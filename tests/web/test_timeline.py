@@ -88,9 +88,9 @@ def test_the_life_of_a_job_is_a_bar_from_its_enqueue_to_now(conn: psycopg.Connec
         (kind, words.partition(", ")[0], re.split(r"[. ]", words.rpartition(", ")[2])[0]) for kind, words in bar(page)
     ]
     assert [each for each in parts if each[0] != "wait"] == [
-        ("try-failed", "attempt 1", "3"),
+        ("attempt-failed", "attempt 1", "3"),
         ("backoff", "backs off", parts[2][2]),
-        ("try-failed", "attempt 2", "10"),
+        ("attempt-failed", "attempt 2", "10"),
         ("backoff", "backs off", parts[-2][2]),
         ("late", "due", "18"),
     ]
@@ -186,7 +186,7 @@ def test_an_attempt_of_before_its_claim_was_recorded_is_drawn_with_its_wait(conn
         " errors = jsonb_build_array((errors -> 0) - 'reserved_at' - 'retry_at') where id = %s",
         [job_id],
     )
-    assert bar(ask("GET", f"/jobs/{job_id}").text)[0][0] == "try-failed"
+    assert bar(ask("GET", f"/jobs/{job_id}").text)[0][0] == "attempt-failed"
 
 
 def test_lost_leases_and_crashes_are_told_without_a_time(conn: psycopg.Connection, clock: Clock, ask: Ask) -> None:

@@ -22,7 +22,8 @@ def large(conn: psycopg.Connection) -> psycopg.Connection:
     enqueue_many(conn, 7, queue="mail")
     maintain(conn)
     conn.execute(
-        "update pgqueue.samples set waiting = 12000, due = 12000, is_large = true, counted_at = at - interval '3 min'"
+        "update pgqueue.samples set waiting = 12000, due = 12000, is_large = true, is_ready_kept = true,"
+        " counted_at = at - interval '3 min'"
     )
     return conn
 
@@ -62,6 +63,20 @@ def test_a_number_of_the_last_sample_has_neither_mark_nor_link(conn: psycopg.Con
         text = ask("GET", page).text
         assert "count now" not in text
         assert "~7" not in text
+
+
+def test_only_a_number_that_is_of_before_has_the_mark(large: psycopg.Connection, ask: Ask, run: Run) -> None:
+    """Where all queues together have too many dead jobs, their ready jobs are counted in each sample all the same."""
+    large.execute("update pgqueue.samples set due = 7, waiting = 7, blocked = 5, dead = 3, is_ready_kept = false")
+    text = ask("GET", "/queues").text
+    cells = {
+        label: re.sub("<[^>]+>", "", found).split()[0]
+        for label, found in re.findall(r'data-label="(Due|Failed|Blocked|Dead)">(.*?)</td>', text)
+    }
+    assert cells == {"Due": "7", "Failed": "0", "Blocked": "~5", "Dead": "~3"}
+    assert "~7" not in ask("GET", "/").text
+    row = next(line for line in run("top", "--once").out.splitlines() if line.startswith("mail"))
+    assert row.split()[2:] == ["7", "0", "0", "0", "~5", "~3"]
 
 
 def test_a_count_that_stopped_says_at_least(large: psycopg.Connection, ask: Ask) -> None:

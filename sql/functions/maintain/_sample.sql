@@ -105,7 +105,7 @@ begin
             coalesce(w.dead, b.dead, c.dead, 0) as dead,
             case when c.is_kept then b.counted_to
                 when c.is_cut and w.queue is null and b.queue is null or sum(c.executing) over () >= 100000 then v_most end as counted_to,
-            coalesce(c.is_cut, false) as is_large,
+            coalesce(c.is_cut, false) as is_large, coalesce(c.is_kept or c.is_ready_cut and w.queue is null, false) as is_ready_kept,
             case when c.is_kept or c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
             c.oldest_due_at,
             coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
@@ -123,7 +123,7 @@ begin
     )
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
-        oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
+        oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at, is_ready_kept
     )
     select
         p_now, 10, coalesce(c.queue, ''), coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
@@ -136,7 +136,7 @@ begin
             cross join jsonb_each(y.ended) x
             having count(*) > 0
         ) end,
-        coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
+        coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at), coalesce(bool_or(c.is_ready_kept), false)
     from counted c
     group by grouping sets ((c.queue), ())
     having grouping(c.queue) = 1 or bool_or(

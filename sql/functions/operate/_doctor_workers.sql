@@ -21,7 +21,9 @@ as $$
     union all
     select
         'warning', 'failures', f.task,
-        format('%s of %s attempts within ten minutes failed', to_char(f.failed, 'FM999,999,999,990'), to_char(f.attempts, 'FM999,999,999,990')),
+        format('%s of %s attempts within ten minutes failed', to_char(f.failed, 'FM999,999,999,990'), to_char(f.attempts, 'FM999,999,999,990'))
+            || coalesce((select ', the last one with ' || r.class
+                from (select x.task, x.class from pgqueue.troubles x order by x.n desc limit 1000) r where r.task = f.task limit 1), ''),
         format('pgqueue jobs list --state dead --task %1$s; when its cause is removed: pgqueue jobs retry --task %1$s', pgqueue._shell_quoted(f.task))
     from (
         select
@@ -48,10 +50,8 @@ as $$
         'command', w.worker,
         format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' when 'kill' then 'end at once' else w.command end,
             case when w.obeyed_at is null then 'has not obeyed yet' else 'obeys' end),
-        case w.command
-            when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
-            else 'wait for its jobs to end, or end its process'
-        end
+        case w.command when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
+            else 'wait for its jobs to end, or end its process' end
     from pgqueue.worker_status w
     where w.command is not null and w.is_alive
     union all

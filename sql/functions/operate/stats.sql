@@ -15,15 +15,15 @@ begin
     with counted as (
         select
             s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
-            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, max(s.at) over ()) as counted_at, s.at - s.oldest_due_at as lag,
-            s.at - s.oldest_stuck_at as stuck_for
+            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, max(s.at) over ()) as counted_at,
+            nullif(case when s.is_ready_kept then s.counted_at else s.at end, max(s.at) over ()) as ready_counted_at, s.at - s.oldest_due_at as lag, s.at - s.oldest_stuck_at as stuck_for
         from pgqueue._last_samples() s
         where v_is_sample and s.queue <> '@groups'
         union all
         select
             c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
             c.blocked_by_parents,
-            case when stats.recent is null and (c.is_cut or sum(c.executing) over () >= 100000) then 10000 end, null, v_now - c.oldest_due_at,
+            case when stats.recent is null and (c.is_cut or sum(c.executing) over () >= 100000) then 10000 end, null, null, v_now - c.oldest_due_at,
             v_now - c.oldest_stuck_at
         from pgqueue._count_queues(v_now, case when stats.recent is null then 10000 else 2147483647 end) c
         where not v_is_sample
@@ -41,7 +41,7 @@ begin
                         'limit', coalesce(c.blocked_by_limit, 0), 'parents', coalesce(c.blocked_by_parents, 0)
                     )
             end as blocked_by,
-            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
+            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at, c.ready_counted_at,
             coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
             case when q.since is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
             q.since as paused_at
@@ -64,7 +64,7 @@ begin
             'due', coalesce(sum(l.due), 0), 'scheduled', coalesce(sum(l.scheduled), 0), 'blocked', coalesce(sum(l.blocked), 0),
             'executing', coalesce(sum(l.executing), 0), 'dead', coalesce(sum(l.dead), 0), 'lag', coalesce(max(l.lag), 0),
             'stuck_for', coalesce(max(l.stuck_for), 0),
-            'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
+            'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at), 'ready_counted_at', min(l.ready_counted_at)
         ),
         'sampled_at', (select max(s.at) from pgqueue.samples s where s.span = 10 and v_is_sample)
     )
@@ -142,9 +142,9 @@ comment on function pgqueue.stats(boolean) is
     'limits (for each: executing; waiting, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit, up to counted_to; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); breakers (kind, target, failures, of, pause; opened: those that are open or half_open, with the value, since, half_open_at and reason); maintenance (last_at; rescued: leases taken back; unblocked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'recent => null: as with true while a worker lives and the last sample is at most 30 s old; otherwise they are counted now, up to 10,000 of each lane (counted_to), and sampled_at is null. '
-    'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many. [reader]';
+    'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. ready_counted_at: the same of waiting, due, scheduled and failed, which are of this sample where only blocked or dead ones are too many. counted_to: it was not counted yet, and numbers that high mean at least that many. [reader]';
 
--- Whether the last sample is current: a worker is alive, as the pages show it, and maintenance took the sample within 30 s.
+-- Whether the last sample is current: maintenance took it within 30 s, and a worker sent a heartbeat within the longest interval.
 create or replace function pgqueue._is_sampled(p_now timestamptz)
 returns boolean
 language sql stable parallel safe
