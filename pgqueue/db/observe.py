@@ -90,10 +90,16 @@ def search(
     )
 
 
+# Groups of dead jobs that are read, the latest.
+MOST_GROUPS = 200
+
+
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     """Read the dead jobs by their last error, the latest first."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column
+        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit %s::integer",
+        (queue, MOST_GROUPS),
+        read_column,
     )
 
 
@@ -235,12 +241,16 @@ def facets(ids: Sequence[int], most: int = 5) -> Call[list[Row]]:
     )
 
 
+# Due jobs that are read to find out what fills a queue.
+MOST_FACETED = 5000
+
+
 def queue_facets(queue: str | None, most: int = 5) -> Call[list[Row]]:
     """Read (facet, value, jobs) of what fills a queue, or all: of its first 5,000 due jobs, and of its blocked ones."""
     return Call(
         b"select f.facet, pgqueue.legible(to_jsonb(f.value)) #>> '{}', f.jobs"
-        b" from pgqueue.queue_facets(%s::text, 5000, %s::integer) f",
-        (queue, most),
+        b" from pgqueue.queue_facets(%s::text, %s::integer, %s::integer) f",
+        (queue, MOST_FACETED, most),
         read_rows,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.db import observe
 from pgqueue.search import narrowed, quoted
 from pgqueue.web.capacity import Running
 from pgqueue.worker.tell.counts import BOUNDS
@@ -38,7 +39,7 @@ _LABELS = ("4 ms", "16 ms", "64 ms", "¼ s", "1 s", "4 s", "16 s", "1 min", "5 m
 class Value:
     """A value, how many jobs have it and what part that is, in per cent; the filter of these jobs.
 
-    `pauses`: the kind of a pause that stops them.
+    `pauses`: the kind of a pause that stops them. `is_of_sample`: of the jobs that were read, where there may be more.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Value:
     share: int
     filter: str
     pauses: str = ""
+    is_of_sample: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ class Filling:
     keys: Sequence[tuple[str, int]]
     limits: Sequence[tuple[str, int]]
     waits: Sequence[int]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are more due jobs than were read."""
+        return self.due >= observe.MOST_FACETED
 
 
 def of_queue(queue: str | None, rows: Iterable[Sequence[Any]]) -> Filling:
@@ -131,7 +138,11 @@ def of_workers(queue: str, running: Iterable[Running]) -> Facet | None:
             sums[each.worker] += len(each.since)
     values = [
         Value(
-            name, jobs, round(100 * jobs / sums.total()), f"queue:{quoted(queue)} worker:{quoted(name)} state:executing"
+            name,
+            jobs,
+            round(100 * jobs / sums.total()),
+            f"queue:{quoted(queue)} worker:{quoted(name)} state:executing",
+            is_of_sample=False,
         )
         for name, jobs in sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:_MOST]
     ]

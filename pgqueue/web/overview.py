@@ -32,7 +32,7 @@ async def overview(context: Context) -> Response:
     now = context.now()
     stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
+    groups = await context.part(DEATHS, dying.read_groups(context), dying.Groups())
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
@@ -68,14 +68,14 @@ async def overview(context: Context) -> Response:
             }
             for each in needy
         ],
+        quiet_sum=_sum(quiet),
         quiet=[{**each, "rates": lately.rates.get(each["queue"], {})} for each in quiet],
         sparklines=render.sparklines(trends),
-        # A paused queue is late on purpose.
-        worst=max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None),
+        worst=verdict.worst(queues),
         rates=lately.rates.get("", {}),
         feed=feed(troubles, lately.samples),
         died=dying.beside_usual(dead_today, usual_deaths, of_all=False),
-        groups=groups[:6],
+        groups=groups,
         workers=[
             (each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in alive[:_MOST]
         ],
@@ -84,6 +84,17 @@ async def overview(context: Context) -> Response:
         ranges=series.RANGES,
         now=now,
     )
+
+
+def _sum(queues: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the due jobs of queues, with how they were counted."""
+    earlier = [each["counted_at"] for each in queues if each["counted_at"]]
+    is_cut = any(each["counted_to"] is not None for each in queues)
+    return {
+        "due": sum(each["due"] for each in queues),
+        "counted_at": min(earlier, default=None),
+        "counted_to": 0 if is_cut else None,
+    }
 
 
 def is_alive(worker: Mapping[str, Any], now: float) -> bool:

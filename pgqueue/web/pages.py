@@ -6,7 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -90,7 +92,7 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.part(DEATHS, shared(("dead", name), 60.0, lambda: observe.dead_groups(name)), [])
+    groups = await context.part(DEATHS, dying.read_groups(context, name), dying.Groups())
     late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
     running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     held = [Running(*each) for each in running_now]
@@ -122,6 +124,7 @@ async def queue(context: Context) -> Response:
         rates=lately.rates.get(name, {}),
         slots=capacity.of_queue(name, alive, held, usual, now),
         filling=filling,
+        filled_at=render.instant(now - context.database.age(("facets", name))),
         facets=[*filling.facets, *([working] if working else [])],
         bars=bars,
         bars_in_words=facets.in_words(bars),
@@ -131,8 +134,7 @@ async def queue(context: Context) -> Response:
             for age in [now - render.stamp(each["reserved_at"])]
         ],
         options=known,
-        groups=groups[:10],
-        is_cut=dying.is_cut(groups),
+        groups=groups,
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         pauses=_pauses(name, filling, stats["pauses"]),
@@ -306,7 +308,7 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
 
 
-async def _beside(context: Context, numbers: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+async def _beside(context: Context, numbers: dict[str, Any], groups: dying.Groups) -> dict[str, Any]:
     """Return what stands beside the numbers of a queue: how many died within a day, of what; the next one."""
     name, now, shared = numbers["queue"], context.now(), context.database.shared
     next_at = None
@@ -429,17 +431,16 @@ def _level(job: dict[str, Any], now: float) -> str:
     return "late" if is_due and now - render.stamp(job["due_at"]) >= verdict.LATE else "ok"
 
 
-async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the group of dead jobs with the same error."""
+async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dying.Groups:
+    """Return the group of dead jobs with the same error; empty where there is none."""
     if job["state"] != "dead" or not errors:
-        return None
-    reading = context.database.shared(("dead", None), 60.0, lambda: observe.dead_groups(None))
-    line = str(errors[0].get("message") or "")
-    for each in await context.part(DEATHS, reading, []):
-        is_of_it = (each["task"], each["class"]) == (job["task"], errors[0].get("class"))
-        if is_of_it and render.fits(each["fingerprint"], line):
-            return each
-    return None
+        return dying.Groups()
+    groups = await context.part(DEATHS, dying.read_groups(context), dying.Groups())
+    line, of_it = str(errors[0].get("message") or ""), (job["task"], errors[0].get("class"))
+    same = (
+        each for each in groups if (each["task"], each["class"]) == of_it and render.fits(each["fingerprint"], line)
+    )
+    return replace(groups, rows=list(islice(same, 1)))
 
 
 async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:

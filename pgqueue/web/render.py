@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
 
-from pgqueue import __version__
+from pgqueue import __version__, verdict
 from pgqueue.db import observe
 from pgqueue.logs import how_many
 from pgqueue.redaction import HIDDEN, is_hidden
@@ -52,6 +52,8 @@ def environment() -> Environment:
     )
     found.filters.update(
         ago=ago,
+        age=verdict.age,
+        blocked_parts=blocked_parts,
         counted=counted,
         how_many=many,
         fields=Fields,
@@ -67,6 +69,7 @@ def environment() -> Environment:
         say=say,
         interval=interval,
         lasting=lasting,
+        level=verdict.level,
         with_times=with_times,
         capital=capital,
         brief=brief,
@@ -146,6 +149,14 @@ def many(value: float, noun: str) -> str:
 def counted(numbers: Mapping[str, Any], name: str, is_brief: bool = False) -> str:
     """Write a number of a queue: with + where counting stopped, with ~ where it was not counted in the last sample."""
     return observe.counted(numbers, name, brief_number if is_brief else number)
+
+
+def blocked_parts(numbers: Mapping[str, Any]) -> Fields:
+    """Return the blocked jobs of a queue by what they wait for, for `counted`: at least as many where it stopped."""
+    stop = numbers["counted_to"]
+    is_cut = stop is not None and numbers["blocked"] >= stop
+    known = {"counted_at": numbers["counted_at"], "counted_to": 0 if is_cut else None}
+    return Fields({**(numbers["blocked_by"] or {}), **known})
 
 
 def brief_number(value: float) -> str:
@@ -240,11 +251,16 @@ def pace(group: Mapping[str, Any], now: float, is_cut: bool = False) -> list[tup
     """
     age, trend = max(now - stamp(group["first_at"]), 0.0), group["trend"] or [0]
     if age <= _DAY:
-        found = [(f"{number(group['jobs'])} within {seconds(age)}" if is_cut else f"new, {seconds(age)} old", "warn")]
+        found = [(f"{counted(group, 'jobs')} within {seconds(age)}" if is_cut else f"new, {seconds(age)} old", "warn")]
     else:
         today = sum(trend)
         usual = (group["jobs"] - today) * _DAY / max(age - _DAY, _DAY)
-        found = [(f"{number(today)} within a day, {usually(usual)}", "warn" if today > 3 * max(usual, 1) else "")]
+        found = [
+            (
+                f"{number(today, group.get('counted_to'))} within a day, {usually(usual)}",
+                "warn" if today > 3 * max(usual, 1) else "",
+            )
+        ]
     if group["jobs"] > 1 and is_within(group["last_at"], 600, now):
         found.append((f"growing, {rate(trend[-1] * 60 / min(max(age, 60.0), 3600.0))} / min", "warn"))
     return found

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pgqueue.db import limits, observe, steps
-from pgqueue.web import facets
+from pgqueue.web import facets, render
 from pgqueue.web.actions import change, one
 from pgqueue.web.context import Context
 
@@ -26,7 +26,8 @@ async def tenants(context: Context) -> Response:
         "tenants.html",
         shares={each["limit_key"]: each["weight"] for each in found},
         tenants=facets.tenants(rows, executing)[:_TENANTS],
-        due=next((jobs for facet, _, jobs in rows if facet == "due"), 0),
+        filling=facets.of_queue(None, rows),
+        filled_at=render.instant(context.now() - context.database.age("facets")),
         limits=[each for each in stats["limits"] if each["kind"] == "limit_key"],
         pauses={each["target"]: each for each in stats["pauses"] if each["kind"] == "limit_key"},
         now=context.now(),
