@@ -421,16 +421,6 @@ def rights() -> Call[dict[str, Any]]:
     )
 
 
-def paused_by(queue: str) -> Call[str | None]:
-    """Read who paused a queue, and why."""
-    return Call(
-        b"select concat_ws(': ', p.by, p.reason) from pgqueue.pauses p"
-        b" where p.kind = 'queue' and p.target = %s::text and p.until > pgqueue._clock() order by p.until desc limit 1",
-        (queue,),
-        lambda rows: rows[0][0] if rows else None,
-    )
-
-
 def as_actor(actor: str, via: str) -> Call[None]:
     """Set the actor of this transaction, for the audit."""
     return Call(

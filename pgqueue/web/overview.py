@@ -46,6 +46,7 @@ async def overview(context: Context) -> Response:
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
     reached = verdict.reach(late, findings, queues, len(alive))
     slots = capacity.of_workers(alive, held, usual, now)
+    pauses = pauses_of_queues(stats)
     needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
         "overview.html",
@@ -62,6 +63,7 @@ async def overview(context: Context) -> Response:
                 **each,
                 "level": verdict.level(each),
                 "age": verdict.age(each),
+                "pause": pauses.get(each["queue"]),
                 "why": next((row for row in late if row["queue_name"] == each["queue"]), None),
                 "slots": capacity.of_queue(each["queue"], alive, held, usual, now),
                 "rates": lately.rates.get(each["queue"], {}),
@@ -69,6 +71,7 @@ async def overview(context: Context) -> Response:
             for each in needy
         ],
         quiet_sum=_sum(quiet),
+        paused=_sum([each for each in queues if each["paused_at"]]),
         quiet=[{**each, "rates": lately.rates.get(each["queue"], {})} for each in quiet],
         sparklines=render.sparklines(trends),
         worst=verdict.worst(queues),
@@ -84,6 +87,18 @@ async def overview(context: Context) -> Response:
         ranges=series.RANGES,
         now=now,
     )
+
+
+def pauses_of_queues(stats: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what has paused each queue that is paused: source, since, until, reason, by."""
+    known = {each["target"]: each for each in stats["pauses"] if each["kind"] == "queue"}
+    # The list has the first thousand; since when each queue is paused is known of all.
+    bare = {"source": "operator", "by": "an operator", "until": None, "reason": None}
+    return {
+        each["queue"]: known.get(each["queue"]) or {**bare, "since": each["paused_at"]}
+        for each in stats["queues"]
+        if each["paused_at"]
+    }
 
 
 def _sum(queues: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from pgqueue.web import (
 )
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
+from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive, pauses_of_queues
 
 log = logging.getLogger("pgqueue.web")
 
@@ -68,12 +68,19 @@ async def queues(context: Context) -> Response:
     stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), stats["queues"])
+    pauses = pauses_of_queues(stats)
     causes = {row["queue_name"]: verdict.cause_of(row) for row in late}
-    trends = await context.part("the trends", context.database.shared("trends", 60.0, samples.trends), [])
+    trends = await context.part(TRENDS, context.database.shared("trends", 60.0, samples.trends), [])
     return context.page(
         "queues.html",
         queues=[
-            {**each, "level": verdict.level(each), "age": verdict.age(each), "cause": causes.get(each["queue"])}
+            {
+                **each,
+                "level": verdict.level(each),
+                "age": verdict.age(each),
+                "cause": causes.get(each["queue"]),
+                "pause": pauses.get(each["queue"]),
+            }
             for each in _in_trouble_first(stats["queues"])
         ],
         sparklines=render.sparklines(trends),
@@ -97,13 +104,14 @@ async def queue(context: Context) -> Response:
     running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
+    trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
-    [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
+    [running] = await context.database.read(observe.running_in(name))
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     exact = None
     if context.query("exact"):
@@ -115,9 +123,10 @@ async def queue(context: Context) -> Response:
         stats=stats,
         name=name,
         exact=exact,
-        paused_by=paused_by,
+        pause=pauses_of_queues(stats).get(name),
         numbers=numbers,
         **await _beside(context, numbers, groups),
+        trend=render.sparklines(trends).get(name),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),
@@ -283,7 +292,10 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def points(context: Context) -> Response:
-    """The points of plots of a queue or a task: times, what came, started and ended, how long jobs waited."""
+    """The points of plots of a queue or a task: times, what came, started and ended, how long jobs waited.
+
+    `begins`: when the recorded history does, if not before the time that is shown.
+    """
     name, task = context.query("queue"), context.query("task")
     span, shared = series.RANGES.get(context.query("range"), 900), context.database.shared
     if task:
@@ -292,7 +304,13 @@ async def points(context: Context) -> Response:
     else:
         rows = await shared(("series", name, span), 2.0, lambda: samples.series(name, span))
     now = round(context.now())
-    return JSONResponse({"from": now - span, "to": now, **series.points(rows, runs=bool(task))})
+    begins = await shared(("begins", span), 60.0, lambda: samples.begins(span))
+    times = {
+        "from": now - span,
+        "to": now,
+        "begins": None if begins is not None and begins <= now - span else begins or now,
+    }
+    return JSONResponse({**times, **series.points(rows, runs=bool(task))})
 
 
 def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:

@@ -31,6 +31,9 @@ _COUNT_FIRST = re.compile(r"^the (?:oldest of (?:[^;,]|,\d)* is|queue has (?:[^;
 SPARK = (120, 30)
 SPARK_SECONDS = 3600
 
+# Seconds between the samples that it has, and some more.
+_BETWEEN = 120
+
 _DAY = 86_400
 
 # A queue with fewer jobs than this does not fill its sparkline, so a calm queue looks calm.
@@ -82,7 +85,7 @@ def environment() -> Environment:
         like=like,
         steps=lambda remedy: steps(text(remedy)),
     )
-    found.globals.update(version=__version__, spark=SPARK)
+    found.globals.update(version=__version__, spark=SPARK, late_from=(verdict.LATE, verdict.VERY_LATE))
     return found
 
 
@@ -393,11 +396,21 @@ def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
 def sparklines(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Return the lines of queues from their samples: points of SVG, the highest number and the last one.
 
-    A queue without a sample at a time had nothing in it.
+    A queue without a sample at a time had nothing in it. `begins`: where the recorded history does, within this hour.
+    `late`: of a queue that is on time again, when it was late last, and how much at most.
     """
-    samples = {queue: dict(zip(times, due, strict=True)) for queue, times, due in rows}
+    samples = {queue: dict(zip(times, zip(due, lags, strict=True), strict=True)) for queue, times, due, lags in rows}
     times = sorted(samples.pop("", {}))
-    return {queue: _sparkline([(at, found.get(at, 0)) for at in times]) for queue, found in samples.items() if times}
+    return {
+        queue: {**_sparkline([(at, found.get(at, (0, 0.0))[0]) for at in times]), "late": _was_late(found, times[-1])}
+        for queue, found in samples.items()
+        if times
+    }
+
+
+def _was_late(found: Mapping[float, tuple[int, float]], last: float) -> tuple[str, float] | None:
+    late = {at: lag for at, (_, lag) in found.items() if lag >= verdict.LATE}
+    return (instant(max(late)), max(late.values())) if late and max(late) < last else None
 
 
 def line(at: Sequence[float], values: Sequence[float], limit: float | None = None) -> dict[str, Any]:
@@ -434,7 +447,8 @@ def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     ]
     line = " ".join(f"{x:g},{y:g}" for x, y in points)
     area = f"{points[0][0]:g},{height - 1} {line} {points[-1][0]:g},{height - 1}"
-    return {"line": line, "area": area, "highest": highest, "last": values[-1][1]}
+    begins = points[0][0] if until - values[0][0] < SPARK_SECONDS - _BETWEEN else None
+    return {"line": line, "area": area, "highest": highest, "last": values[-1][1], "begins": begins}
 
 
 def by_task(rows: Iterable[tuple[str, Entry]]) -> dict[str, dict[str, Any]]:
