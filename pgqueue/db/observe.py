@@ -197,13 +197,30 @@ def executing() -> Call[list[Row]]:
     )
 
 
-def executing_by_tenant() -> Call[list[Row]]:
-    """Read (limit_key, jobs) of what executes: of 20,000 jobs at most."""
+def executing_by_tenant(queue: str | None) -> Call[list[Row]]:
+    """Read (limit_key, jobs) of what executes of a queue, or of all: of 20,000 jobs at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(x.limit_key)) #>> '{}', count(*) from ("
-        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null limit 20000) x"
-        b" group by x.limit_key",
-        (),
+        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null"
+        b" and e.queue = coalesce(%s::text, e.queue) limit 20000) x group by x.limit_key",
+        (queue,),
+        read_rows,
+    )
+
+
+def due_since(queue: str, tenants: Sequence[str]) -> Call[list[Row]]:
+    """Read (limit_key, epoch) since when the oldest due job of each of these tenants of a queue waits.
+
+    Of the first 5,000 jobs of the queue each; of a tenant with none among them nothing is read.
+    """
+    filters = [to_json({"queues": [exactly(queue)], "tenants": [exactly(each)]}, "filter") for each in tenants]
+    return Call(
+        b"select pgqueue.legible(to_jsonb(j.limit_key)) #>> '{}', extract(epoch from j.due_at)::float8"
+        b" from unnest(%s::text[]) w (filter)"
+        b" cross join lateral pgqueue.search_due(w.filter::jsonb, null, null, 1, %s::integer) f"
+        b" cross join lateral ("
+        b"select a.limit_key, a.due_at from pgqueue.all_jobs a where a.id = f.job_ids[1] limit 1) j",
+        (filters, MOST_FACETED),
         read_rows,
     )
 
@@ -399,6 +416,23 @@ def audit(before: int | None) -> Call[list[dict[str, Any]]]:
         b"select pgqueue.legible(to_jsonb(a)) from pgqueue.audit a"
         b" where a.n < coalesce(%s::bigint, 9223372036854775807) order by a.n desc limit 100",
         (before,),
+        read_column,
+    )
+
+
+def last_changes(queue: str) -> Call[list[dict[str, Any]]]:
+    """Read who last set each option of a queue and its limit: option, action, actor, at; of the last 5,000 actions."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(x)) from ("
+        b"select distinct on (o.name) o.name as option, a.action, a.actor, a.at"
+        b" from (select u.* from pgqueue.audit u order by u.n desc limit 5000) a cross join lateral ("
+        b"select 'limit' where a.action in ('set_limit', 'drop_limit')"
+        b" and (a.filter ->> 'kind', a.filter ->> 'target') = ('queue', %s::text)"
+        # What was reset has no value after it.
+        b" union all select k.name from jsonb_object_keys(case when a.action = 'configure_queue'"
+        b" and a.filter ->> 'queue' = %s::text then coalesce(a.filter -> 'before', '{}')"
+        b" || coalesce(a.filter -> 'after', '{}') else '{}' end) k (name)) o (name) order by o.name, a.n desc) x",
+        (queue, queue),
         read_column,
     )
 

@@ -174,9 +174,33 @@ def _shares(buckets: Sequence[float]) -> list[float]:
     return [100 * each / total for each in every]
 
 
-def tenants(rows: Iterable[Sequence[Any]], executing: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Return (tenant, due, executing) of those that have most, from queue_facets() of all queues."""
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant: its due and executing jobs, how many it starts in its turn, and for how long its oldest waits."""
+
+    name: str
+    due: int
+    executing: int
+    share: int
+    lag: float | None = None
+
+
+def tenants(
+    rows: Iterable[Sequence[Any]],
+    executing: Mapping[str, int],
+    shares: Mapping[str, int],
+    lags: Mapping[str, float | None],
+) -> list[Tenant]:
+    """Return those that have most, from queue_facets(), the shares that are set, and the lags that are known."""
     due = {value: jobs for facet, value, jobs in rows if facet == "tenant"}
-    names = due.keys() | executing.keys()
-    found = [(name, due.get(name, 0), executing.get(name, 0)) for name in names]
-    return sorted(found, key=lambda each: (-each[1] - each[2], each[0]))
+    found = [
+        Tenant(name, due.get(name, 0), executing.get(name, 0), _share_of(name, shares), lags.get(name))
+        for name in due.keys() | executing.keys()
+    ]
+    return sorted(found, key=lambda each: (-each.due - each.executing, each.name))
+
+
+def _share_of(tenant: str, shares: Mapping[str, int]) -> int:
+    """Return the share of a tenant: its own, else that of the longest prefix that it begins with, else one."""
+    prefixes = [each for each in shares if each.endswith("*") and tenant.startswith(each[:-1])]
+    return shares.get(tenant) or shares.get(max(prefixes, key=len, default=""), 1)

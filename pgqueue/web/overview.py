@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from pgqueue import verdict
 from pgqueue.db import observe, samples
-from pgqueue.web import capacity, dying, render, series
+from pgqueue.web import capacity, dead_groups, dying, render, series
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.feed import feed
@@ -32,7 +32,7 @@ async def overview(context: Context) -> Response:
     now = context.now()
     stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    groups = await context.part(DEATHS, dying.read_groups(context), dying.Groups())
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
@@ -70,8 +70,7 @@ async def overview(context: Context) -> Response:
             }
             for each in needy
         ],
-        quiet_sum=_sum(quiet),
-        paused=_sum([each for each in queues if each["paused_at"]]),
+        sums={"quiet": _sum(quiet), "paused": _sum([each for each in queues if each["paused_at"]])},
         quiet=[{**each, "rates": lately.rates.get(each["queue"], {})} for each in quiet],
         sparklines=render.sparklines(trends),
         worst=verdict.worst(queues),

@@ -23,8 +23,9 @@ from pgqueue.web import (
     capacity,
     commands,
     counting,
-    dying,
+    dead_groups,
     facets,
+    queue_parts,
     render,
     sentences,
     series,
@@ -34,7 +35,7 @@ from pgqueue.web import (
 )
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive, pauses_of_queues
+from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive, pauses_of_queues
 
 log = logging.getLogger("pgqueue.web")
 
@@ -59,8 +60,8 @@ NO_RELATIVES: dict[str, Any] = {
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 # Parts that the page of a queue can do without, and the metrics.
-FILLING, WAITS, TIMES = "what fills it", "how long jobs usually wait", "how long jobs waited and ran"
-FACETS, NEXT = "what they are", "when the next one is due"
+WAITS, TIMES = "how long jobs usually wait", "how long jobs waited and ran"
+FACETS = "what they are"
 
 
 async def queues(context: Context) -> Response:
@@ -99,14 +100,14 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.part(DEATHS, dying.read_groups(context, name), dying.Groups())
+    groups = await context.part(DEATHS, dead_groups.read(context, name), dead_groups.Groups())
     late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
     running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
-    rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
+    rows = await queue_parts.filling(context, name)
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
@@ -125,7 +126,7 @@ async def queue(context: Context) -> Response:
         exact=exact,
         pause=pauses_of_queues(stats).get(name),
         numbers=numbers,
-        **await _beside(context, numbers, groups),
+        **await queue_parts.beside(context, numbers, groups, rows),
         trend=render.sparklines(trends).get(name),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
@@ -133,7 +134,6 @@ async def queue(context: Context) -> Response:
         rates=lately.rates.get(name, {}),
         slots=capacity.of_queue(name, alive, held, usual, now),
         filling=filling,
-        filled_at=render.instant(now - context.database.age(("facets", name))),
         facets=[*filling.facets, *([working] if working else [])],
         bars=bars,
         bars_in_words=facets.in_words(bars),
@@ -146,7 +146,7 @@ async def queue(context: Context) -> Response:
         groups=groups,
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
-        pauses=_pauses(name, filling, stats["pauses"]),
+        pauses=queue_parts.pauses(name, filling, stats["pauses"]),
         ranges=series.RANGES,
         now=now,
     )
@@ -326,16 +326,6 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
 
 
-async def _beside(context: Context, numbers: dict[str, Any], groups: dying.Groups) -> dict[str, Any]:
-    """Return what stands beside the numbers of a queue: how many died within a day, of what; the next one."""
-    name, now, shared = numbers["queue"], context.now(), context.database.shared
-    next_at = None
-    if numbers["scheduled"]:
-        next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
-    dead_today = await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name))
-    return {"dead_today": dead_today, "dies_of": dying.mostly(groups, dead_today), "next_at": next_at}
-
-
 def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
     """Return how many of the tasks or tenants of a breaker it has stopped: of one with a star, several."""
     name = breaker["target"]
@@ -344,12 +334,6 @@ def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
         and (each["target"].startswith(name[:-1]) if name.endswith("*") else each["target"] == name)
         for each in opened
     )
-
-
-def _pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is paused or throttled of a queue, and of the tasks and tenants that fill it."""
-    stopped = {(value.pauses, value.text) for facet in filling.facets for value in facet.values if value.pauses}
-    return [each for each in pauses if (each["kind"], each["target"]) in stopped | {("queue", queue)}]
 
 
 def _changeable(context: Context, found: Any) -> tuple[set[str], str | None]:
@@ -449,11 +433,11 @@ def _level(job: dict[str, Any], now: float) -> str:
     return "late" if is_due and now - render.stamp(job["due_at"]) >= verdict.LATE else "ok"
 
 
-async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dying.Groups:
+async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dead_groups.Groups:
     """Return the group of dead jobs with the same error; empty where there is none."""
     if job["state"] != "dead" or not errors:
-        return dying.Groups()
-    groups = await context.part(DEATHS, dying.read_groups(context), dying.Groups())
+        return dead_groups.Groups()
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
     line, of_it = str(errors[0].get("message") or ""), (job["task"], errors[0].get("class"))
     same = (
         each for each in groups if (each["task"], each["class"]) == of_it and render.fits(each["fingerprint"], line)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pgqueue.db import observe, operate, samples
 from pgqueue.errors import InvalidArgument
 from pgqueue.search import exactly
-from pgqueue.web import capacity, dying, render, series
+from pgqueue.web import capacity, dead_groups, render, series
 from pgqueue.web.actions import change, one
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -71,7 +71,7 @@ async def task(context: Context) -> Response:
             )
     held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
-    groups = await context.part(DEATHS, dying.read_groups(context), dying.Groups())
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
     stats = await context.database.stats()
     running = capacity.of_task(name, [Running(*each) for each in held], usual, now)
     effective = known["effective"] if known else {}

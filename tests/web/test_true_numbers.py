@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.db import observe
-from pgqueue.web import User, dying
+from pgqueue.web import User, dead_groups
 from pgqueue.web.app import Options
 from pgqueue.web.several import dashboards
 from tests.calls import call, enqueue_many, maintain, reserve
@@ -112,7 +112,7 @@ def test_the_dead_by_their_error_say_as_of_when_and_where_there_may_be_more(
 ) -> None:
     first, *_ = kill(conn, 3)
     if is_cut:
-        monkeypatch.setattr(dying, "_READ", 3)
+        monkeypatch.setattr(dead_groups, "_READ", 3)
     mark = "+" if is_cut else ""
     for page, said in {
         "/": f" 3{mark} send ",

@@ -230,3 +230,13 @@ def test_queues_without_a_worker_are_counted_and_a_worker_says_where_it_is_the_o
     text = ask("GET", "/workers").text
     assert re.search(r"<dt>Queues without a worker</dt><dd[^>]*>1</dd><dd>orphan</dd>", text)
     assert text.count("as the only one") == 1
+
+
+def test_workers_and_jobs_lead_to_the_jobs_of_a_worker(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "web-1:1, blue", 80)
+    ids = enqueue_many(conn, 3, "send", queue="mail")
+    reserve(conn, 2, "web-1:1, blue")
+    for page in ("/workers", "/worker?name=web-1%3A1%2C+blue", f"/jobs/{ids[0]}"):
+        [link] = set(re.findall(r'href="(/jobs\?q=worker[^"]*)">[Ii]ts jobs<', ask("GET", page).text))
+        listed = ask("GET", link).text
+        assert [f'href="/jobs/{each}"' in listed for each in ids] == [True, True, False], page
