@@ -181,6 +181,10 @@ def job(job_id: int) -> Call[Document | None]:
     )
 
 
+# Executing jobs that are read.
+MOST_EXECUTING = 20_000
+
+
 def executing() -> Call[list[Row]]:
     """Read (worker, queue, task, epochs of claims, ids) of what executes, the oldest first: 20,000 jobs at most."""
     return Call(
@@ -190,9 +194,9 @@ def executing() -> Call[list[Row]]:
         b" array_agg(x.id order by x.reserved_at, x.id)"
         # The members of a batch take one slot together.
         b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e"
-        b" where e.leader is null or e.leader = e.id limit 20000) x"
+        b" where e.leader is null or e.leader = e.id limit %s::integer) x"
         b" group by x.reserved_by, x.queue, x.task",
-        (),
+        (MOST_EXECUTING,),
         read_rows,
     )
 

@@ -43,9 +43,9 @@ async def overview(context: Context) -> Response:
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
+    shown = alive[:_MOST]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
     reached = verdict.reach(late, findings, queues, len(alive))
-    slots = capacity.of_workers(alive, held, usual, now)
     pauses = pauses_of_queues(stats)
     needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
@@ -58,6 +58,7 @@ async def overview(context: Context) -> Response:
             (each for each in verdict.beside(late, findings) if each["severity"] != "info"),
             key=lambda each: each["topic"] == "settings",
         ),
+        holding=capacity.holding(reached.subject, held, now) if reached.cause == "slots" else None,
         queues=[
             {
                 **each,
@@ -78,11 +79,10 @@ async def overview(context: Context) -> Response:
         feed=feed(troubles, lately.samples),
         died=dying.beside_usual(dead_today, usual_deaths, of_all=False),
         groups=groups,
-        workers=[
-            (each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in alive[:_MOST]
-        ],
+        workers=[(each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in shown],
         alive=len(alive),
-        slots=slots,
+        slots=capacity.of_workers(alive, held, usual, now),
+        are_more=capacity.is_cut(held),
         ranges=series.RANGES,
         now=now,
     )

@@ -145,6 +145,7 @@ async def queue(context: Context) -> Response:
         options=known,
         groups=groups,
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
+        alone=capacity.alone(name, alive),
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         pauses=queue_parts.pauses(name, filling, stats["pauses"]),
         ranges=series.RANGES,
