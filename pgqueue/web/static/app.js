@@ -78,7 +78,7 @@
   };
   const begin = (element, plot) => {
     const at = begins.get(element);
-    if (at == null) return;
+    if (at == null) { element.setAttribute("aria-label", element.dataset.title); return; }
     const { ctx, bbox } = plot, ratio = devicePixelRatio, x = plot.valToPos(at, "x", true), isLate = x > bbox.left + bbox.width / 2;
     const shown = new Date((at - (store("zone") === "local" ? new Date().getTimezoneOffset() * 60 : 0)) * 1000).toISOString().replace("T", " ");
     const words = plot.data[0].length ? "recorded since " + shown.slice(plot.scales.x.max - plot.scales.x.min > 86400 ? 0 : 11, 16) : "nothing is recorded yet";
