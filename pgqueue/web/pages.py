@@ -137,11 +137,8 @@ async def queue(context: Context) -> Response:
         facets=[*filling.facets, *([working] if working else [])],
         bars=bars,
         bars_in_words=facets.in_words(bars),
-        running=[
-            (each, age, capacity.level_of(age, usual.get(each["task"])), usual.get(each["task"]), capacity.bar)
-            for each in running
-            for age in [now - render.stamp(each["reserved_at"])]
-        ],
+        running=queue_parts.aged(running, usual, now),
+        bar=capacity.bar,
         options=known,
         groups=groups,
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],

@@ -1,16 +1,16 @@
-"""Parts of the page of a queue: what stands beside its numbers, its tenants, and who set its options."""
+"""Parts of the page of a queue: what runs, what stands beside its numbers, its tenants, and who set its options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pgqueue.db import limits, observe, samples
 from pgqueue.db.call import Row
-from pgqueue.web import dead_groups, dying, facets
+from pgqueue.web import capacity, dead_groups, dying, facets
 from pgqueue.web.context import Context
 from pgqueue.web.overview import DAY
-from pgqueue.web.render import instant
+from pgqueue.web.render import instant, stamp
 
 # Parts that the page can do without.
 FILLING, NEXT, CHANGES = "what fills it", "when the next one is due", "who set its options"
@@ -46,6 +46,14 @@ async def beside(
         "tenants": await _tenants(context, name, rows),
         "changes": {each["option"]: each for each in changes},
     }
+
+
+def aged(
+    rows: Iterable[Mapping[str, Any]], usual: Mapping[str, float], now: float
+) -> list[tuple[Mapping[str, Any], float, str, float | None]]:
+    """Return running jobs, each with its age, how late it is, and the usual p95 of its task."""
+    ages = ((each, now - stamp(each["reserved_at"]), usual.get(each["task"])) for each in rows)
+    return [(each, age, capacity.level_of(age, often), often) for each, age, often in ages]
 
 
 def pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

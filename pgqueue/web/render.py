@@ -65,6 +65,7 @@ def environment() -> Environment:
         rate=rate,
         seconds=seconds,
         short=short,
+        stamp=stamp,
         text=text,
         at=at,
         bytes=size,

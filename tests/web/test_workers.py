@@ -240,3 +240,22 @@ def test_workers_and_jobs_lead_to_the_jobs_of_a_worker(conn: psycopg.Connection,
         [link] = set(re.findall(r'href="(/jobs\?q=worker[^"]*)">[Ii]ts jobs<', ask("GET", page).text))
         listed = ask("GET", link).text
         assert [f'href="/jobs/{each}"' in listed for each in ids] == [True, True, False], page
+
+
+def test_a_worker_shows_what_it_holds_by_age_and_each_is_cancelled_after_a_question(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-30 min")
+    register(conn, "w", 80, pid=4085)
+    enqueue(conn, "review", queue="cases", key="case:7")
+    held = reserve_one(conn, "w", lease="1 min")
+    clock.back_to_real()
+    enqueue(conn, "send", queue="mail")
+    reserve_one(conn, "w", lease="10 min")
+    text = ask("GET", "/worker?name=w").text
+    shown = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    assert re.search(r"review attempt 1 cases · case:7 30 min 29 min ago Cancel… \d+ send attempt 1 mail", shown)
+    assert 'class="by n bad"' in text
+    assert "pid 4085" in shown
+    assert f'aria-label="Cancel job {held.id}"' in text
+    assert "Cancel: 1 job?" in ask("POST", "/act", action="cancel", id=str(held.id), ask="yes").text
