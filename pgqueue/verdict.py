@@ -111,9 +111,9 @@ def reach(
     oldest = worst(running)
     due = sum(each["due"] for each in running)
     if alive == 0 and oldest is not None and due:
-        words = (
-            f"{how_many(due, 'job', '{:,}'.format)} {'wait' if due > 1 else 'waits'}, and no worker is alive: start one"
-        )
+        is_cut = any(each["due"] >= stop for each in running if (stop := each.get("counted_to")) is not None)
+        jobs = f"{'at least ' if is_cut else ''}{how_many(due, 'job', '{:,}'.format)}"
+        words = f"{jobs} {'wait' if due > 1 else 'waits'}, and no worker is alive: start one"
         evidence = f"the oldest is due in queue {oldest['queue']}"
         return Verdict("late", "", 0.0, words, evidence, "pgqueue worker -r MODULE")
     if oldest is None or not oldest["lag"]:

@@ -474,3 +474,9 @@ def test_the_number_of_executing_jobs_says_where_more_may_run(
     reserve(conn, 3, "w")
     monkeypatch.setattr(observe, "MOST_EXECUTING", 2)
     assert "Executing 2+ of 4 slots" in words(ask("GET", "/").text)
+
+
+def test_jobs_that_were_not_counted_to_the_end_are_at_least_as_many() -> None:
+    mail = {"queue": "mail", "paused_at": None, "lag": 3, "stuck_for": 0, "due": 10_000, "counted_to": 10_000}
+    assert verdict.reach([], [], [mail], 0).words.startswith("at least 10,000 jobs wait, and no worker is alive")
+    assert verdict.reach([], [], [{**mail, "due": 9_000}], 0).words.startswith("9,000 jobs wait")
