@@ -6,7 +6,7 @@ is another one, in `worker.hold.held`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -87,6 +87,11 @@ def age(numbers: Mapping[str, Any]) -> float:
     return float(lag if lag >= LATE or stuck_for < VERY_LATE else stuck_for)
 
 
+def worst(queues: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the numbers of the queue whose oldest due job waits longest; a paused one is late on purpose."""
+    return max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None)
+
+
 def still_late(late: Sequence[Mapping[str, Any]], queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows of why_late() but those of queues that caught up since, by numbers, which are read more often.
 
@@ -121,17 +126,17 @@ def reach(
         words = f"{critical['topic'].replace('_', ' ')}: {critical['subject']}"
         return Verdict("critical", "", 0.0, words, critical["evidence"], critical["remedy"])
     running = [each for each in queues if not each["paused_at"]]
-    worst = max(running, key=lambda each: each["lag"], default=None)
+    oldest = worst(running)
     due = sum(each["due"] for each in running)
-    if alive == 0 and worst is not None and due:
-        words = (
-            f"{how_many(due, 'job', '{:,}'.format)} {'wait' if due > 1 else 'waits'}, and no worker is alive: start one"
-        )
-        evidence = f"the oldest is due in queue {worst['queue']}"
+    if alive == 0 and oldest is not None and due:
+        is_cut = any(each["due"] >= stop for each in running if (stop := each.get("counted_to")) is not None)
+        jobs = f"{'at least ' if is_cut else ''}{how_many(due, 'job', '{:,}'.format)}"
+        words = f"{jobs} {'wait' if due > 1 else 'waits'}, and no worker is alive: start one"
+        evidence = f"the oldest is due in queue {oldest['queue']}"
         return Verdict("late", "", 0.0, words, evidence, "pgqueue worker -r MODULE")
-    if worst is None or not worst["lag"]:
+    if oldest is None or not oldest["lag"]:
         return Verdict("ok")
-    return Verdict("ok", worst["queue"], float(worst["lag"]))
+    return Verdict("ok", oldest["queue"], float(oldest["lag"]))
 
 
 def in_order(

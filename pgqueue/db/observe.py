@@ -95,10 +95,16 @@ def search(
     )
 
 
+# Groups of dead jobs that are read, the latest.
+MOST_GROUPS = 200
+
+
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     """Read the dead jobs by their last error, the latest first."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column
+        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit %s::integer",
+        (queue, MOST_GROUPS),
+        read_column,
     )
 
 
@@ -190,6 +196,10 @@ def ended_ago(job_id: int) -> Call[float | None]:
     )
 
 
+# Executing jobs that are read.
+MOST_EXECUTING = 20_000
+
+
 def executing() -> Call[list[Row]]:
     """Read (worker, queue, task, epochs of claims, ids) of what executes, the oldest first: 20,000 jobs at most."""
     return Call(
@@ -199,20 +209,37 @@ def executing() -> Call[list[Row]]:
         b" array_agg(x.id order by x.reserved_at, x.id)"
         # The members of a batch take one slot together.
         b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e"
-        b" where e.leader is null or e.leader = e.id limit 20000) x"
+        b" where e.leader is null or e.leader = e.id limit %s::integer) x"
         b" group by x.reserved_by, x.queue, x.task",
-        (),
+        (MOST_EXECUTING,),
         read_rows,
     )
 
 
-def executing_by_tenant() -> Call[list[Row]]:
-    """Read (limit_key, jobs) of what executes: of 20,000 jobs at most."""
+def executing_by_tenant(queue: str | None) -> Call[list[Row]]:
+    """Read (limit_key, jobs) of what executes of a queue, or of all: of 20,000 jobs at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(x.limit_key)) #>> '{}', count(*) from ("
-        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null limit 20000) x"
-        b" group by x.limit_key",
-        (),
+        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null"
+        b" and e.queue = coalesce(%s::text, e.queue) limit 20000) x group by x.limit_key",
+        (queue,),
+        read_rows,
+    )
+
+
+def due_since(queue: str, tenants: Sequence[str]) -> Call[list[Row]]:
+    """Read (limit_key, epoch) since when the oldest due job of each of these tenants of a queue waits.
+
+    Of the first 5,000 jobs of the queue each; of a tenant with none among them nothing is read.
+    """
+    filters = [to_json({"queues": [exactly(queue)], "tenants": [exactly(each)]}, "filter") for each in tenants]
+    return Call(
+        b"select pgqueue.legible(to_jsonb(j.limit_key)) #>> '{}', extract(epoch from j.due_at)::float8"
+        b" from unnest(%s::text[]) w (filter)"
+        b" cross join lateral pgqueue.search_due(w.filter::jsonb, null, null, 1, %s::integer) f"
+        b" cross join lateral ("
+        b"select a.limit_key, a.due_at from pgqueue.all_jobs a where a.id = f.job_ids[1] limit 1) j",
+        (filters, MOST_FACETED),
         read_rows,
     )
 
@@ -250,12 +277,16 @@ def facets(ids: Sequence[int], most: int = 5) -> Call[list[Row]]:
     )
 
 
+# Due jobs that are read to find out what fills a queue.
+MOST_FACETED = 5000
+
+
 def queue_facets(queue: str | None, most: int = 5) -> Call[list[Row]]:
     """Read (facet, value, jobs) of what fills a queue, or all: of its first 5,000 due jobs, and of its blocked ones."""
     return Call(
         b"select f.facet, pgqueue.legible(to_jsonb(f.value)) #>> '{}', f.jobs"
-        b" from pgqueue.queue_facets(%s::text, 5000, %s::integer) f",
-        (queue, most),
+        b" from pgqueue.queue_facets(%s::text, %s::integer, %s::integer) f",
+        (queue, MOST_FACETED, most),
         read_rows,
     )
 
@@ -419,6 +450,23 @@ def audit(before: int | None) -> Call[list[dict[str, Any]]]:
     )
 
 
+def last_changes(queue: str) -> Call[list[dict[str, Any]]]:
+    """Read who last set each option of a queue and its limit: option, action, actor, at; of the last 5,000 actions."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(x)) from ("
+        b"select distinct on (o.name) o.name as option, a.action, a.actor, a.at"
+        b" from (select u.* from pgqueue.audit u order by u.n desc limit 5000) a cross join lateral ("
+        b"select 'limit' where a.action in ('set_limit', 'drop_limit')"
+        b" and (a.filter ->> 'kind', a.filter ->> 'target') = ('queue', %s::text)"
+        # What was reset has no value after it.
+        b" union all select k.name from jsonb_object_keys(case when a.action = 'configure_queue'"
+        b" and a.filter ->> 'queue' = %s::text then coalesce(a.filter -> 'before', '{}')"
+        b" || coalesce(a.filter -> 'after', '{}') else '{}' end) k (name)) o (name) order by o.name, a.n desc) x",
+        (queue, queue),
+        read_column,
+    )
+
+
 def settings() -> Call[dict[str, Any]]:
     """Read the settings of the queue."""
     return Call(b"select to_jsonb(s) - 'one' from pgqueue.settings s", (), read_first)
@@ -434,16 +482,6 @@ def rights() -> Call[dict[str, Any]]:
         b" 'clock', extract(epoch from clock_timestamp()))",
         (),
         read_first,
-    )
-
-
-def paused_by(queue: str) -> Call[str | None]:
-    """Read who paused a queue, and why."""
-    return Call(
-        b"select concat_ws(': ', p.by, p.reason) from pgqueue.pauses p"
-        b" where p.kind = 'queue' and p.target = %s::text and p.until > pgqueue._clock() order by p.until desc limit 1",
-        (queue,),
-        lambda rows: rows[0][0] if rows else None,
     )
 
 

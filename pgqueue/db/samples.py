@@ -34,9 +34,23 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
         + b" from pgqueue.samples s"
         b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
-        (10 if seconds <= _FINE else 600, seconds, queue),
+        (_span(seconds), seconds, queue),
         read_rows,
     )
+
+
+def begins(seconds: int) -> Call[float | None]:
+    """Read when the history begins that plots of a time show, an epoch; None: nothing is recorded."""
+    return Call(
+        b"select extract(epoch from min(s.at))::float8 - %s::integer from pgqueue.samples s"
+        b" where s.span = %s::smallint",
+        (_span(seconds), _span(seconds)),
+        read_first,
+    )
+
+
+def _span(seconds: int) -> int:
+    return 10 if seconds <= _FINE else 600
 
 
 def series_of_task(task: str, seconds: int) -> Call[list[Row]]:
@@ -49,7 +63,7 @@ def series_of_task(task: str, seconds: int) -> Call[list[Row]]:
         b" from pgqueue.samples s"
         b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and (s.queue = '' or s.ended ? %s::text) order by s.at",
-        (task, 10 if seconds <= _FINE else 600, seconds, task),
+        (task, _span(seconds), seconds, task),
         read_rows,
     )
 
@@ -159,7 +173,7 @@ def runs_of_a_day() -> Call[list[Row]]:
 
 
 def trends() -> Call[list[Row]]:
-    """Read (queue, epochs, due) of every queue in the last hour, oldest first; "" stands for all of them.
+    """Read (queue, epochs, due, lags) of every queue in the last hour, oldest first; "" stands for all of them.
 
     One sample of six: sixty probes of the index find their times, however many queues there are.
     """
@@ -169,10 +183,12 @@ def trends() -> Call[list[Row]]:
         b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '59 s'"
         b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '1 h')"
         b" select pgqueue.legible(to_jsonb(s.queue)) #>> '{}',"
-        b" array_agg(extract(epoch from s.at)::float8 order by s.at), array_agg(s.due order by s.at)"
+        b" array_agg(extract(epoch from s.at)::float8 order by s.at), array_agg(s.due order by s.at),"
+        b" array_agg(coalesce(extract(epoch from s.at - s.oldest_due_at), 0)::float8 order by s.at)"
         # OFFSET 0 keeps the planner from a join that reads every sample, as it does while the table grows.
         b" from chosen c cross join lateral ("
-        b"select x.queue, x.at, x.due from pgqueue.samples x where x.span = 10 and x.at = c.at offset 0) s"
+        b"select x.queue, x.at, x.due, x.oldest_due_at from pgqueue.samples x"
+        b" where x.span = 10 and x.at = c.at offset 0) s"
         b" where c.at > pgqueue._clock() - interval '1 h' group by s.queue",
         (),
         read_rows,

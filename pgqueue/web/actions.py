@@ -51,7 +51,8 @@ async def act(context: Context) -> Response:
     ids = [int(each) for each in form.get("id", []) if each.isascii() and each.isdigit() and len(each) <= 18]
     if not ids:
         raise InvalidArgument("no job is selected", hint="select rows, or all that match")
-    needs_asking = len(ids) > 1 or action in ("kill", "delete")
+    # Where the button stands in a list, a slip would end another job.
+    needs_asking = len(ids) > 1 or action in ("kill", "delete") or "ask" in form
     if ("confirm" not in form and needs_asking) or (action == "update" and not changes):
         [rows] = await context.database.read(observe.jobs(ids[:5]))
         return context.page(

@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 from pgqueue import verdict
+from pgqueue.db import observe
 
 # A job that runs longer than this many times the usual p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
@@ -129,6 +130,25 @@ def by_task(worker: str, running: Iterable[Running], usual: Mapping[str, float],
     return sorted(found, key=lambda run: (-run.jobs, run.task))
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The jobs of a task that hold slots: how many, for how many seconds, and where in an hour the first began."""
+
+    task: str
+    jobs: int
+    since: float
+    place: float | None
+
+
+def holding(task: str, running: Iterable[Running], now: float, width: int = 120) -> Holding | None:
+    """Return the jobs of a task that run, with the place of their first start on a sparkline; None: none runs."""
+    since = [at for each in running if each.task == task for at in each.since]
+    if not since:
+        return None
+    age = max(now - min(since), 0.0)
+    return Holding(task, len(since), age, round(width * (1 - age / 3600), 1) if age < 3600 else None)
+
+
 def code_of(task: str) -> str:
     """Return two letters for a task: the first ones of two of its words."""
     words = [each for each in re.split(r"[^A-Za-z0-9]+", task) if each]
@@ -138,6 +158,11 @@ def code_of(task: str) -> str:
 def hue_of(task: str) -> int:
     """Return one of six hues, always the same for a task."""
     return crc32(task.encode(errors="replace")) % 6 + 1
+
+
+def is_cut(running: Iterable[Running]) -> bool:
+    """Tell whether more may run than was read."""
+    return sum(len(each.since) for each in running) >= observe.MOST_EXECUTING
 
 
 def level_of(age: float, usual: float | None) -> str:
@@ -215,6 +240,12 @@ def _sum(
 def serves(worker: Mapping[str, Any], queue: str) -> bool:
     """Tell whether a worker claims from a queue."""
     return worker["queues"] is None or queue in worker["queues"]
+
+
+def alone(queue: str, workers: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the only one of these workers that serves a queue; None: several do, or none."""
+    names = [str(each["worker"]) for each in workers if serves(each, queue)]
+    return names[0] if len(names) == 1 else None
 
 
 def memory_level(worker: Mapping[str, Any]) -> str:

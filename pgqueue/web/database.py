@@ -88,6 +88,11 @@ class PageDatabase:
         found = self._answers.get(key)
         return None if found is None else found[1]
 
+    def age(self, key: object) -> float:
+        """Return how old the last answer that was shared is, in seconds; 0: there is none."""
+        found = self._answers.get(key)
+        return 0.0 if found is None else time.monotonic() - found[0]
+
     async def have_numbers(self) -> None:
         """See that there are numbers of the queue, of a minute ago at most, without a page having to wait for them."""
         with suppress(TimeoutError, psycopg.Error, PgQueueError, PoolTimeout, OSError):

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from pgqueue.db import observe, samples
-from pgqueue.web import dying, render
+from pgqueue.web import dead_groups, dying, render
 from pgqueue.web.context import Context
 from pgqueue.web.overview import DAY, USUAL
 
@@ -23,7 +23,7 @@ SINCE = {"1 h": 3600, "1 d": DAY, "7 d": 604_800}
 async def dead(context: Context) -> Response:
     """The dead jobs by their last error, those that fit a text and a time. The group that the address names is open."""
     name, now, shared = context.query("queue") or None, context.now(), context.database.shared
-    groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
+    groups = await dead_groups.read(context, name)
     stats = await context.database.stats()
     retries = await context.part(_FATES, shared("fates", 60.0, observe.retry_fates), [])
     fates = dying.fates(retries)
@@ -50,7 +50,6 @@ async def dead(context: Context) -> Response:
         "dead.html",
         groups=groups,
         shown=shown,
-        is_cut=dying.is_cut(groups),
         within={render.group_key(each): dying.died_within(each, seconds, now) for each in shown},
         given={"queue": name or "", "find": wanted, "since": since if since in SINCE else ""},
         since=SINCE,

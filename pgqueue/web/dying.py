@@ -21,9 +21,6 @@ _MASKED = {
     "text": r"\"[^\"]*\"|`[^`]*`|'[^']*'",
 }
 
-# Dead jobs that dead_groups() reads, the newest: where there are as many, there may be more.
-_READ = 10_000
-
 # Values of a mask that are shown, masks of a fingerprint, and jobs.
 _VALUES, _MASKS, _NEWEST = 4, 6, 3
 
@@ -68,11 +65,6 @@ def behind(fingerprint: str, lines: Sequence[Sequence[Any]]) -> Behind:
     ]
     newest = [(last_id, last_at, line) for line, _, last_id, last_at in lines[:_NEWEST]]
     return Behind(sum(jobs for _, jobs, *_ in lines), masks[:_MASKS], newest)
-
-
-def is_cut(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether there may be more dead jobs than were read for these groups, and older ones."""
-    return sum(int(each["jobs"]) for each in groups) >= _READ
 
 
 def died_within(group: Mapping[str, Any], seconds: int | None, now: float) -> int | None:

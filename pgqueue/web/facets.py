@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.db import observe
 from pgqueue.search import narrowed, quoted
 from pgqueue.web.capacity import Running
 from pgqueue.worker.tell.counts import BOUNDS
@@ -38,7 +39,7 @@ _LABELS = ("4 ms", "16 ms", "64 ms", "¼ s", "1 s", "4 s", "16 s", "1 min", "5 m
 class Value:
     """A value, how many jobs have it and what part that is, in per cent; the filter of these jobs.
 
-    `pauses`: the kind of a pause that stops them.
+    `pauses`: the kind of a pause that stops them. `is_of_sample`: of the jobs that were read, where there may be more.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Value:
     share: int
     filter: str
     pauses: str = ""
+    is_of_sample: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ class Filling:
     keys: Sequence[tuple[str, int]]
     limits: Sequence[tuple[str, int]]
     waits: Sequence[int]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are more due jobs than were read."""
+        return self.due >= observe.MOST_FACETED
 
 
 def of_queue(queue: str | None, rows: Iterable[Sequence[Any]]) -> Filling:
@@ -131,7 +138,11 @@ def of_workers(queue: str, running: Iterable[Running]) -> Facet | None:
             sums[each.worker] += len(each.since)
     values = [
         Value(
-            name, jobs, round(100 * jobs / sums.total()), f"queue:{quoted(queue)} worker:{quoted(name)} state:executing"
+            name,
+            jobs,
+            round(100 * jobs / sums.total()),
+            f"queue:{quoted(queue)} worker:{quoted(name)} state:executing",
+            is_of_sample=False,
         )
         for name, jobs in sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:_MOST]
     ]
@@ -163,9 +174,33 @@ def _shares(buckets: Sequence[float]) -> list[float]:
     return [100 * each / total for each in every]
 
 
-def tenants(rows: Iterable[Sequence[Any]], executing: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Return (tenant, due, executing) of those that have most, from queue_facets() of all queues."""
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant: its due and executing jobs, how many it starts in its turn, and for how long its oldest waits."""
+
+    name: str
+    due: int
+    executing: int
+    share: int
+    lag: float | None = None
+
+
+def tenants(
+    rows: Iterable[Sequence[Any]],
+    executing: Mapping[str, int],
+    shares: Mapping[str, int],
+    lags: Mapping[str, float | None],
+) -> list[Tenant]:
+    """Return those that have most, from queue_facets(), the shares that are set, and the lags that are known."""
     due = {value: jobs for facet, value, jobs in rows if facet == "tenant"}
-    names = due.keys() | executing.keys()
-    found = [(name, due.get(name, 0), executing.get(name, 0)) for name in names]
-    return sorted(found, key=lambda each: (-each[1] - each[2], each[0]))
+    found = [
+        Tenant(name, due.get(name, 0), executing.get(name, 0), _share_of(name, shares), lags.get(name))
+        for name in due.keys() | executing.keys()
+    ]
+    return sorted(found, key=lambda each: (-each.due - each.executing, each.name))
+
+
+def _share_of(tenant: str, shares: Mapping[str, int]) -> int:
+    """Return the share of a tenant: its own, else that of the longest prefix that it begins with, else one."""
+    prefixes = [each for each in shares if each.endswith("*") and tenant.startswith(each[:-1])]
+    return shares.get(tenant) or shares.get(max(prefixes, key=len, default=""), 1)

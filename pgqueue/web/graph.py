@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT = 168, 30
-_ACROSS, _DOWN = 220, 40
+WIDTH, HEIGHT = 196, 44
+_ACROSS, _DOWN = 246, 54
 
 # Jobs above each other before a layer takes another column.
 _COLUMN = 15

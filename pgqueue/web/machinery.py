@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, Row
-from pgqueue.web import capacity, render, sentences, series
+from pgqueue.web import capacity, queue_parts, render, sentences, series
 from pgqueue.web.actions import Form, change, one
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -153,19 +153,21 @@ def _unserved(queues: Sequence[dict[str, Any]], workers: Sequence[dict[str, Any]
 
 async def worker(context: Context) -> Response:
     """One worker, what it executes, and the memory that it held."""
-    name = context.query("name")
+    name, now = context.query("name"), context.now()
     [known, running] = await context.database.read(observe.worker(name), observe.running(name))
     if known is None:
         raise HTTPException(404, f"there is no worker {render.short(name)}: none is registered, and none holds jobs")
+    usual = await context.part("usual times", context.database.shared("usual", 600.0, series.usual), {})
     lines = {each: (at, values) for each, at, values in await _memory(context) if len(at) > 1}
     return context.page(
         "worker.html",
         worker=known,
-        running=running,
+        running=queue_parts.aged(running, usual, now),
+        bar=capacity.bar,
         memory=render.line(*lines[name], known["memory_limit"]) if name in lines else None,
         memory_level=capacity.memory_level(known),
         able=able,
-        now=context.now(),
+        now=now,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.responses import Response
 
 from pgqueue import verdict
 from pgqueue.db import observe, samples
-from pgqueue.web import capacity, dying, render, series
+from pgqueue.web import capacity, dead_groups, dying, render, series
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.feed import feed
@@ -31,7 +32,7 @@ async def overview(context: Context) -> Response:
     now = context.now()
     stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
@@ -42,9 +43,10 @@ async def overview(context: Context) -> Response:
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
     held = [Running(*each) for each in running]
     alive = verdict.living(stats)
+    shown = alive[:_MOST]
     troubles = await context.part(TROUBLES, shared("troubles", 2.0, observe.troubles), [])
     reached = verdict.reach(late, findings, queues, len(alive))
-    slots = capacity.of_workers(alive, held, usual, now)
+    pauses = pauses_of_queues(stats)
     needy, quiet = verdict.in_order(queues, late, {name: each["out"] or 0.0 for name, each in lately.rates.items()})
     return context.page(
         "overview.html",
@@ -56,33 +58,57 @@ async def overview(context: Context) -> Response:
             (each for each in verdict.beside(late, findings) if each["severity"] != "info"),
             key=lambda each: each["topic"] == "settings",
         ),
+        holding=capacity.holding(reached.subject, held, now) if reached.cause == "slots" else None,
         queues=[
             {
                 **each,
                 "level": verdict.level(each),
                 "age": verdict.age(each),
+                "pause": pauses.get(each["queue"]),
                 "why": next((row for row in late if row["queue_name"] == each["queue"]), None),
                 "slots": capacity.of_queue(each["queue"], alive, held, usual, now),
                 "rates": lately.rates.get(each["queue"], {}),
             }
             for each in needy
         ],
+        sums={"quiet": _sum(quiet), "paused": _sum([each for each in queues if each["paused_at"]])},
         quiet=[{**each, "rates": lately.rates.get(each["queue"], {})} for each in quiet],
         sparklines=render.sparklines(trends),
-        # A paused queue is late on purpose.
-        worst=max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None),
+        worst=verdict.worst(queues),
         rates=lately.rates.get("", {}),
         feed=feed(troubles, lately.samples),
         died=dying.beside_usual(dead_today, usual_deaths, of_all=False),
-        groups=groups[:6],
-        workers=[
-            (each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in alive[:_MOST]
-        ],
+        groups=groups,
+        workers=[(each, capacity.of_worker(each, held, usual, now), _tasks(each["worker"], held)) for each in shown],
         alive=len(alive),
-        slots=slots,
+        slots=capacity.of_workers(alive, held, usual, now),
+        are_more=capacity.is_cut(held),
         ranges=series.RANGES,
         now=now,
     )
+
+
+def pauses_of_queues(stats: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what has paused each queue that is paused: source, since, until, reason, by."""
+    known = {each["target"]: each for each in stats["pauses"] if each["kind"] == "queue"}
+    # The list has the first thousand; since when each queue is paused is known of all.
+    bare = {"source": "operator", "by": "an operator", "until": None, "reason": None}
+    return {
+        each["queue"]: known.get(each["queue"]) or {**bare, "since": each["paused_at"]}
+        for each in stats["queues"]
+        if each["paused_at"]
+    }
+
+
+def _sum(queues: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the due jobs of queues, with how they were counted."""
+    earlier = [each["counted_at"] for each in queues if each["counted_at"]]
+    is_cut = any(each["counted_to"] is not None for each in queues)
+    return {
+        "due": sum(each["due"] for each in queues),
+        "counted_at": min(earlier, default=None),
+        "counted_to": 0 if is_cut else None,
+    }
 
 
 def _tasks(worker: str, running: Sequence[Running]) -> str:

@@ -6,7 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,8 +23,9 @@ from pgqueue.web import (
     capacity,
     commands,
     counting,
-    dying,
+    dead_groups,
     facets,
+    queue_parts,
     render,
     sentences,
     series,
@@ -32,7 +35,7 @@ from pgqueue.web import (
 )
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY, DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS
+from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, pauses_of_queues
 
 log = logging.getLogger("pgqueue.web")
 
@@ -57,8 +60,8 @@ NO_RELATIVES: dict[str, Any] = {
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 # Parts that the page of a queue can do without, and the metrics.
-FILLING, WAITS, TIMES = "what fills it", "how long jobs usually wait", "how long jobs waited and ran"
-FACETS, NEXT = "what they are", "when the next one is due"
+WAITS, TIMES = "how long jobs usually wait", "how long jobs waited and ran"
+FACETS = "what they are"
 
 
 async def queues(context: Context) -> Response:
@@ -66,12 +69,19 @@ async def queues(context: Context) -> Response:
     stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
     late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), stats["queues"])
+    pauses = pauses_of_queues(stats)
     causes = {row["queue_name"]: verdict.cause_of(row) for row in late}
-    trends = await context.part("the trends", context.database.shared("trends", 60.0, samples.trends), [])
+    trends = await context.part(TRENDS, context.database.shared("trends", 60.0, samples.trends), [])
     return context.page(
         "queues.html",
         queues=[
-            {**each, "level": verdict.level(each), "age": verdict.age(each), "cause": causes.get(each["queue"])}
+            {
+                **each,
+                "level": verdict.level(each),
+                "age": verdict.age(each),
+                "cause": causes.get(each["queue"]),
+                "pause": pauses.get(each["queue"]),
+            }
             for each in _in_trouble_first(stats["queues"])
         ],
         sparklines=render.sparklines(trends),
@@ -90,18 +100,19 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.part(DEATHS, shared(("dead", name), 60.0, lambda: observe.dead_groups(name)), [])
+    groups = await context.part(DEATHS, dead_groups.read(context, name), dead_groups.Groups())
     late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
     running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
+    trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
-    rows = await context.part(FILLING, shared(("facets", name), 60.0, lambda: observe.queue_facets(name)), [])
+    rows = await queue_parts.filling(context, name)
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
     bars = facets.histogram(filling.waits, waits)
-    [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
+    [running] = await context.database.read(observe.running_in(name))
     alive = verdict.living(stats)
     exact = None
     if context.query("exact"):
@@ -113,9 +124,10 @@ async def queue(context: Context) -> Response:
         stats=stats,
         name=name,
         exact=exact,
-        paused_by=paused_by,
+        pause=pauses_of_queues(stats).get(name),
         numbers=numbers,
-        **await _beside(context, numbers, groups),
+        **await queue_parts.beside(context, numbers, groups, rows),
+        trend=render.sparklines(trends).get(name),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
         verdict=verdict.reach(verdict.still_late(late, [numbers]), (), [numbers]),
@@ -125,17 +137,14 @@ async def queue(context: Context) -> Response:
         facets=[*filling.facets, *([working] if working else [])],
         bars=bars,
         bars_in_words=facets.in_words(bars),
-        running=[
-            (each, age, capacity.level_of(age, usual.get(each["task"])), usual.get(each["task"]), capacity.bar)
-            for each in running
-            for age in [now - render.stamp(each["reserved_at"])]
-        ],
+        running=queue_parts.aged(running, usual, now),
+        bar=capacity.bar,
         options=known,
-        groups=groups[:10],
-        is_cut=dying.is_cut(groups),
+        groups=groups,
         workers=[each for each in stats["workers"] if capacity.serves(each, name)],
+        alone=capacity.alone(name, alive),
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
-        pauses=_pauses(name, filling, stats["pauses"]),
+        pauses=queue_parts.pauses(name, filling, stats["pauses"]),
         ranges=series.RANGES,
         now=now,
     )
@@ -281,7 +290,10 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def points(context: Context) -> Response:
-    """The points of plots of a queue or a task: times, what came, started and ended, how long jobs waited."""
+    """The points of plots of a queue or a task: times, what came, started and ended, how long jobs waited.
+
+    `begins`: when the recorded history does, if not before the time that is shown.
+    """
     name, task = context.query("queue"), context.query("task")
     span, shared = series.RANGES.get(context.query("range"), 900), context.database.shared
     if task:
@@ -290,7 +302,13 @@ async def points(context: Context) -> Response:
     else:
         rows = await shared(("series", name, span), 2.0, lambda: samples.series(name, span))
     now = round(context.now())
-    return JSONResponse({"from": now - span, "to": now, **series.points(rows, runs=bool(task))})
+    begins = await shared(("begins", span), 60.0, lambda: samples.begins(span))
+    times = {
+        "from": now - span,
+        "to": now,
+        "begins": None if begins is not None and begins <= now - span else begins or now,
+    }
+    return JSONResponse({**times, **series.points(rows, runs=bool(task))})
 
 
 def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -306,16 +324,6 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
 
 
-async def _beside(context: Context, numbers: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what stands beside the numbers of a queue: how many died within a day, of what; the next one."""
-    name, now, shared = numbers["queue"], context.now(), context.database.shared
-    next_at = None
-    if numbers["scheduled"]:
-        next_at = await context.part(NEXT, shared(("next", name), 10.0, lambda: observe.next_due(name, now)), None)
-    dead_today = await shared(("dead today", name), 60.0, lambda: samples.died(DAY, name))
-    return {"dead_today": dead_today, "dies_of": dying.mostly(groups, dead_today), "next_at": next_at}
-
-
 def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
     """Return how many of the tasks or tenants of a breaker it has stopped: of one with a star, several."""
     name = breaker["target"]
@@ -324,12 +332,6 @@ def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
         and (each["target"].startswith(name[:-1]) if name.endswith("*") else each["target"] == name)
         for each in opened
     )
-
-
-def _pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is paused or throttled of a queue, and of the tasks and tenants that fill it."""
-    stopped = {(value.pauses, value.text) for facet in filling.facets for value in facet.values if value.pauses}
-    return [each for each in pauses if (each["kind"], each["target"]) in stopped | {("queue", queue)}]
 
 
 def _changeable(context: Context, found: Any) -> tuple[set[str], str | None]:
@@ -429,17 +431,16 @@ def _level(job: dict[str, Any], now: float) -> str:
     return "late" if is_due and now - render.stamp(job["due_at"]) >= verdict.LATE else "ok"
 
 
-async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the group of dead jobs with the same error."""
+async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dead_groups.Groups:
+    """Return the group of dead jobs with the same error; empty where there is none."""
     if job["state"] != "dead" or not errors:
-        return None
-    reading = context.database.shared(("dead", None), 60.0, lambda: observe.dead_groups(None))
-    line = str(errors[0].get("message") or "")
-    for each in await context.part(DEATHS, reading, []):
-        is_of_it = (each["task"], each["class"]) == (job["task"], errors[0].get("class"))
-        if is_of_it and render.fits(each["fingerprint"], line):
-            return each
-    return None
+        return dead_groups.Groups()
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
+    line, of_it = str(errors[0].get("message") or ""), (job["task"], errors[0].get("class"))
+    same = (
+        each for each in groups if (each["task"], each["class"]) == of_it and render.fits(each["fingerprint"], line)
+    )
+    return replace(groups, rows=list(islice(same, 1)))
 
 
 async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:

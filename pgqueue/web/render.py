@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
 
-from pgqueue import __version__
+from pgqueue import __version__, verdict
 from pgqueue._redaction import HIDDEN, is_hidden
 from pgqueue._remedies import steps
 from pgqueue.db import observe
@@ -30,6 +30,9 @@ _COUNT_FIRST = re.compile(r"^the (?:oldest of (?:[^;,]|,\d)* is|queue has (?:[^;
 # The size of a sparkline, and the seconds that it shows.
 SPARK = (120, 30)
 SPARK_SECONDS = 3600
+
+# Seconds between the samples that it has, and some more.
+_BETWEEN = 120
 
 _DAY = 86_400
 
@@ -52,6 +55,8 @@ def environment() -> Environment:
     )
     found.filters.update(
         ago=ago,
+        age=verdict.age,
+        blocked_parts=blocked_parts,
         counted=counted,
         how_many=many,
         fields=Fields,
@@ -60,6 +65,7 @@ def environment() -> Environment:
         rate=rate,
         seconds=seconds,
         short=short,
+        stamp=stamp,
         text=text,
         at=at,
         bytes=size,
@@ -67,6 +73,7 @@ def environment() -> Environment:
         say=say,
         interval=interval,
         lasting=lasting,
+        level=verdict.level,
         with_times=with_times,
         capital=capital,
         brief=brief,
@@ -79,7 +86,7 @@ def environment() -> Environment:
         like=like,
         steps=lambda remedy: steps(text(remedy)),
     )
-    found.globals.update(version=__version__, spark=SPARK)
+    found.globals.update(version=__version__, spark=SPARK, late_from=(verdict.LATE, verdict.VERY_LATE))
     return found
 
 
@@ -146,6 +153,14 @@ def many(value: float, noun: str) -> str:
 def counted(numbers: Mapping[str, Any], name: str, is_brief: bool = False) -> str:
     """Write a number of a queue: with + where counting stopped, with ~ where it was not counted in the last sample."""
     return observe.counted(numbers, name, brief_number if is_brief else number)
+
+
+def blocked_parts(numbers: Mapping[str, Any]) -> Fields:
+    """Return the blocked jobs of a queue by what they wait for, for `counted`: at least as many where it stopped."""
+    stop = numbers["counted_to"]
+    is_cut = stop is not None and numbers["blocked"] >= stop
+    known = {"counted_at": numbers["counted_at"], "counted_to": 0 if is_cut else None}
+    return Fields({**(numbers["blocked_by"] or {}), **known})
 
 
 def brief_number(value: float) -> str:
@@ -240,11 +255,16 @@ def pace(group: Mapping[str, Any], now: float, is_cut: bool = False) -> list[tup
     """
     age, trend = max(now - stamp(group["first_at"]), 0.0), group["trend"] or [0]
     if age <= _DAY:
-        found = [(f"{number(group['jobs'])} within {seconds(age)}" if is_cut else f"new, {seconds(age)} old", "warn")]
+        found = [(f"{counted(group, 'jobs')} within {seconds(age)}" if is_cut else f"new, {seconds(age)} old", "warn")]
     else:
         today = sum(trend)
         usual = (group["jobs"] - today) * _DAY / max(age - _DAY, _DAY)
-        found = [(f"{number(today)} within a day, {usually(usual)}", "warn" if today > 3 * max(usual, 1) else "")]
+        found = [
+            (
+                f"{number(today, group.get('counted_to'))} within a day, {usually(usual)}",
+                "warn" if today > 3 * max(usual, 1) else "",
+            )
+        ]
     if group["jobs"] > 1 and is_within(group["last_at"], 600, now):
         found.append((f"growing, {rate(trend[-1] * 60 / min(max(age, 60.0), 3600.0))} / min", "warn"))
     return found
@@ -377,11 +397,21 @@ def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
 def sparklines(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Return the lines of queues from their samples: points of SVG, the highest number and the last one.
 
-    A queue without a sample at a time had nothing in it.
+    A queue without a sample at a time had nothing in it. `begins`: where the recorded history does, within this hour.
+    `late`: of a queue that is on time again, when it was late last, and how much at most.
     """
-    samples = {queue: dict(zip(times, due, strict=True)) for queue, times, due in rows}
+    samples = {queue: dict(zip(times, zip(due, lags, strict=True), strict=True)) for queue, times, due, lags in rows}
     times = sorted(samples.pop("", {}))
-    return {queue: _sparkline([(at, found.get(at, 0)) for at in times]) for queue, found in samples.items() if times}
+    return {
+        queue: {**_sparkline([(at, found.get(at, (0, 0.0))[0]) for at in times]), "late": _was_late(found, times[-1])}
+        for queue, found in samples.items()
+        if times
+    }
+
+
+def _was_late(found: Mapping[float, tuple[int, float]], last: float) -> tuple[str, float] | None:
+    late = {at: lag for at, (_, lag) in found.items() if lag >= verdict.LATE}
+    return (instant(max(late)), max(late.values())) if late and max(late) < last else None
 
 
 def line(at: Sequence[float], values: Sequence[float], limit: float | None = None) -> dict[str, Any]:
@@ -418,7 +448,8 @@ def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     ]
     line = " ".join(f"{x:g},{y:g}" for x, y in points)
     area = f"{points[0][0]:g},{height - 1} {line} {points[-1][0]:g},{height - 1}"
-    return {"line": line, "area": area, "highest": highest, "last": values[-1][1]}
+    begins = points[0][0] if until - values[0][0] < SPARK_SECONDS - _BETWEEN else None
+    return {"line": line, "area": area, "highest": highest, "last": values[-1][1], "begins": begins}
 
 
 def by_task(rows: Iterable[tuple[str, Entry]]) -> dict[str, dict[str, Any]]:

@@ -108,7 +108,8 @@ def of_groups(rows: Sequence[Mapping[str, Any]], *, are_all: bool) -> Sentence:
     if hurt:
         each = hurt[0]
         because = f"{_ended(each)}." + (f" So have {many(len(hurt) - 1, 'other group')}." if len(hurt) > 1 else "")
-        end = f" has {many(each['dead'], 'dead member')}, and has not ended."
+        dead = number(each["dead"], each["counted_to"])
+        end = f" has {dead} dead member{'s' if dead != '1' else ''}, and has not ended."
         return Sentence("late", "", because, _name(each), end, "group", {"id": each["id"]})
     if going:
         each = going[-1]
@@ -150,7 +151,8 @@ def _name(group: Mapping[str, Any]) -> str:
 
 def _ended(group: Mapping[str, Any]) -> str:
     ended = sum(group[state] for state in ("succeeded", "dead", "cancelled"))
-    return f"{ended:,} of {number(group['total'], group['counted_to'])} members have ended"
+    stop = group["counted_to"]
+    return f"{number(ended, stop)} of {number(group['total'], stop)} members have ended"
 
 
 def _share(limit: Mapping[str, Any]) -> float:

@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from pgqueue import metrics
+from pgqueue import metrics, verdict
 from pgqueue.db import observe
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.web.app import Options, guard, pages_of, static_files
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import PageDatabase
-from pgqueue.web.render import environment
+from pgqueue.web.render import environment, stamp
 
 T = TypeVar("T")
 
@@ -46,7 +46,8 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
 
     async def index(request: Request) -> Response:
         stats, troubles = await _ask_each(found, lambda each: each.shared("stats", 1.0, observe.stats))
-        return context(request).page("databases.html", stats=stats, troubles=troubles, slugs=slugs)
+        numbers = {name: _numbers(each, found[name].age("stats")) for name, each in stats.items()}
+        return context(request).page("databases.html", numbers=numbers, troubles=troubles, slugs=slugs)
 
     async def metrics_text(request: Request) -> Response:
         if not metrics.is_available():
@@ -72,6 +73,18 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
     )
     mounts = [Mount(f"/db/{slug}", one) for slug, one in each.items()]
     return Starlette(routes=[*mounts, Mount("/", front)], lifespan=lifespan)
+
+
+def _numbers(stats: Mapping[str, Any], age: float) -> dict[str, Any]:
+    """Return the numbers of a database, `age` seconds after they were read, with the queue whose jobs wait longest."""
+    now = stamp(stats["at"]) + age
+    return {
+        **stats["total"],
+        "worst": verdict.worst(each for each in stats["queues"] if not each["queue"].startswith("@")),
+        "alive": len(verdict.living(stats)),
+        "at": stats["sampled_at"] or stats["at"],
+        "now": now,
+    }
 
 
 async def _ask_each(

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pgqueue.db import limits, observe, steps
-from pgqueue.web import facets
+from pgqueue.web import facets, render
 from pgqueue.web.actions import change, one
 from pgqueue.web.context import Context
 
@@ -18,15 +18,15 @@ async def tenants(context: Context) -> Response:
     """The tenants that have most jobs, by limit_key: due, executing, and what holds them back."""
     shared = context.database.shared
     rows = await shared("facets", 60.0, lambda: observe.queue_facets(None, _TENANTS))
-    running = await shared("tenants", 5.0, observe.executing_by_tenant)
-    executing: dict[str, int] = {str(name): int(jobs) for name, jobs in running}
+    running = await shared("tenants", 5.0, lambda: observe.executing_by_tenant(None))
     stats = await context.database.stats()
-    found = await shared("shares", 5.0, limits.shares)
+    shares = {each["limit_key"]: each["weight"] for each in await shared("shares", 5.0, limits.shares)}
     return context.page(
         "tenants.html",
-        shares={each["limit_key"]: each["weight"] for each in found},
-        tenants=facets.tenants(rows, executing)[:_TENANTS],
-        due=next((jobs for facet, _, jobs in rows if facet == "due"), 0),
+        shares=shares,
+        tenants=facets.tenants(rows, dict(running), shares, {})[:_TENANTS],
+        filling=facets.of_queue(None, rows),
+        filled_at=render.instant(context.now() - context.database.age("facets")),
         limits=[each for each in stats["limits"] if each["kind"] == "limit_key"],
         pauses={each["target"]: each for each in stats["pauses"] if each["kind"] == "limit_key"},
         now=context.now(),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pgqueue.db import observe, operate, samples
 from pgqueue.errors import InvalidArgument
 from pgqueue.search import exactly
-from pgqueue.web import capacity, render, series
+from pgqueue.web import capacity, dead_groups, render, series
 from pgqueue.web.actions import change, one
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
@@ -21,9 +21,8 @@ from pgqueue.web.overview import DEATHS, EXECUTING, TRENDS
 _LATELY = 600
 _ENDS = ("succeeded", "failed", "dead", "cancelled")
 
-# Running jobs of a task that are listed, and groups of its dead.
+# Running jobs of a task that are listed.
 _MOST = 20
-_GROUPS = 6
 
 # What holds where neither the code nor an operator says otherwise, as the columns of pgqueue.tasks have it.
 _DEFAULTS = {
@@ -72,7 +71,7 @@ async def task(context: Context) -> Response:
             )
     held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
-    groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
+    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
     stats = await context.database.stats()
     running = capacity.of_task(name, [Running(*each) for each in held], usual, now)
     effective = known["effective"] if known else {}
@@ -88,7 +87,7 @@ async def task(context: Context) -> Response:
         runs=len(running),
         usual=usual.get(name),
         bar=capacity.bar,
-        groups=[each for each in groups if each["task"] == name][:_GROUPS],
+        groups=groups.of_task(name),
         limits=[each for each in stats["limits"] if (each["kind"], each["target"]) == ("task", name)],
         pauses=[each for each in stats["pauses"] if (each["kind"], each["target"]) == ("task", name)],
         ranges=series.RANGES,

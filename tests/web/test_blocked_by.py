@@ -32,11 +32,18 @@ def test_the_pages_of_queues_show_what_blocked_jobs_wait_for(conn: psycopg.Conne
     assert " by key" not in words(ask("GET", "/queue?name=parents").text)
 
 
-def test_a_count_that_stopped_says_that_the_reasons_are_of_those_counted(conn: psycopg.Connection, ask: Ask) -> None:
+def test_the_reasons_are_marked_as_the_number_of_blocked_jobs_is(conn: psycopg.Connection, ask: Ask) -> None:
     block_jobs(conn)
     sample(conn)
     conn.execute("update pgqueue.samples set counted_to = 9")
-    assert f"Blocked 9+ of those counted: {REASONS}" in words(ask("GET", "/queue?name=q").text)
+    page = words(ask("GET", "/queue?name=q").text)
+    assert "Blocked 9+ 4+ by key, 2+ by limit, 3+ by parents" in page
+    assert "4+ behind a job of their key" in page
+    assert "2+ at a limit" in page
+    conn.execute("update pgqueue.samples set counted_to = null, counted_at = at - interval '3 min', is_large = true")
+    page = words(ask("GET", "/queue?name=q&exact=").text)
+    assert "~4 behind a job of their key" in page
+    assert "~3 wait for jobs that they depend on" in page
 
 
 def test_a_sample_of_before_shows_no_reasons(conn: psycopg.Connection, ask: Ask) -> None:

@@ -146,7 +146,8 @@ def asked(conn: psycopg.Connection) -> dict[str, Call[Any]]:
         "a plot of a queue": samples.series("q1", 3600),
         "a plot of a week": samples.series("q1", 604_800),
         "troubles": observe.troubles(),
-        "tenants that execute": observe.executing_by_tenant(),
+        "tenants that execute": observe.executing_by_tenant(None),
+        "tenants that execute of a queue": observe.executing_by_tenant("q1"),
         "tasks": observe.tasks(),
         "a task": observe.task("t1"),
         "search state:dead": observe.search("newest", parse("state:dead"), None, 50),
@@ -165,6 +166,9 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "times of queues, at first": samples.since(None),
         "what fills a queue": observe.queue_facets("q1"),
         "what fills all queues": observe.queue_facets(None),
+        "since when tenants wait": observe.due_since("q1", ["tenant:1", "tenant:2"]),
+        "who set the options of a queue": observe.last_changes("q1"),
+        "when the history begins": samples.begins(3600),
         "fates of retries": observe.retry_fates(),
         "a plot of a task": series.of_task("t1", 3600),
         "usual waits of a queue": series.usual_waits("q1"),
@@ -184,6 +188,8 @@ def once_a_minute() -> dict[str, Call[Any]]:
 # As the pages name them.
 _MUCH = {
     ("facets", "mail"),
+    ("due since", "mail"),
+    ("changes", "mail"),
     "facets",
     "fates",
     "doctor",

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.calls import call, enqueue_many, maintain, value
+from pgqueue.testing import Clock
+from tests.calls import call, enqueue, enqueue_many, maintain, value
 from tests.facts import wait_until
 from tests.web.browser import browser, in_browser, listen, page, said
 from tests.web.conftest import Serve
@@ -176,6 +177,19 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -
     page.get_by_role("button", name="Retry", exact=True).click()
     page.get_by_text("9 jobs retried").wait_for()
     assert value(filled, "select count(*) from pgqueue.history where state = 'dead'") == 0
+
+
+@pytest.mark.long
+def test_a_plot_says_where_the_recorded_history_begins(conn: psycopg.Connection, page: Page, clock: Clock) -> None:
+    call(conn, "hello", "w")
+    clock.advance("-5 min")
+    maintain(conn)
+    clock.back_to_real()
+    maintain(conn)
+    page.goto("/")
+    page.locator('.plot[aria-label*="In and out per second, recorded since "]').wait_for()
+    page.get_by_label("1 d").check()
+    page.locator('.plot[aria-label="In and out per second, nothing is recorded yet"]').wait_for()
 
 
 @pytest.mark.long
@@ -357,13 +371,53 @@ def test_on_a_telephone_the_numbers_of_a_thing_stand_four_in_a_line(
     context = browser.new_context(base_url=serve(), viewport={"width": 390, "height": 844})
     listen(context, said)
     page = context.new_page()
-    for path in ("/queues", "/tasks", "/worker?name=w1"):
+    for path in ("/queues", "/tasks"):
         page.goto(path)
         cells = page.locator("table.figures tbody tr").first.locator("td")
         boxes = [box for each in cells.all()[:4] if (box := each.bounding_box())]
         assert len({box["y"] for box in boxes}) == 1, path
         assert len({box["x"] for box in boxes}) == 4, path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    context.close()
+
+
+def test_on_a_telephone_the_graph_of_a_group_scrolls_in_its_own_box_and_no_name_is_cut(
+    conn: psycopg.Connection, browser: Browser, serve: Serve, said: list[str]
+) -> None:
+    group = call(conn, "open_group", "import")
+    above = enqueue_many(conn, 20, "recalculate_balances", group_id=group)
+    below = [enqueue(conn, "a_long_name_of_24_letters", group_id=group, depends_on=above)]
+    enqueue(conn, "send_email", group_id=group, depends_on=below)
+    context = browser.new_context(base_url=serve(), viewport={"width": 390, "height": 844}, has_touch=True)
+    listen(context, said)
+    page = context.new_page()
+    page.goto(f"/group?id={group}")
+    box, nodes = page.locator(".drawn"), page.locator("svg.graph a")
+    assert nodes.count() == 22
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert box.evaluate("each => each.scrollWidth > each.clientWidth && each.clientHeight < innerHeight")
+    # Each text within its rectangle, and each rectangle large enough to touch, within what can be scrolled to.
+    assert nodes.evaluate_all(
+        "all => all.every((each) => {"
+        " const [box, ...texts] = [...each.querySelectorAll('rect, text')].map((x) => x.getBBox());"
+        " return texts.every((x) => x.x + x.width <= box.x + box.width) && box.height >= 36; })"
+    )
+    nodes.last.scroll_into_view_if_needed()
+    assert nodes.last.evaluate("each => each.getBoundingClientRect().right <= innerWidth")
+    context.close()
+
+
+def test_on_a_telephone_the_name_of_a_queue_has_the_whole_line(
+    conn: psycopg.Connection, browser: Browser, serve: Serve, said: list[str]
+) -> None:
+    enqueue_many(conn, 2, queue="payments of all customers")
+    maintain(conn)
+    context = browser.new_context(base_url=serve(), viewport={"width": 390, "height": 844})
+    listen(context, said)
+    page = context.new_page()
+    page.goto("/queues")
+    name, row = page.locator("table.figures tbody th").first, page.locator("table.figures tbody tr").first
+    assert name.evaluate("each => each.offsetWidth") > 0.8 * row.evaluate("each => each.offsetWidth")
     context.close()
 
 

@@ -119,7 +119,8 @@ def test_numbers_of_a_sample_say_when_it_was_taken(conn: psycopg.Connection, ask
     maintain(conn)
     for page in ("/", "/queues", "/queue?name=mail"):
         shown = re.sub(r"<[^>]+>", "", ask("GET", page).text)
-        [(count, unit)] = re.findall(r"as of ([\d.]+) (s|min) ago", shown)
+        # What is read once a minute says so too, below.
+        [(count, unit), *_] = re.findall(r"as of ([\d.]+) (s|min) ago", shown)
         assert unit == "min" or float(count) >= 50, page
 
 
@@ -396,3 +397,86 @@ def test_what_died_within_a_day_stands_beside_what_usually_dies(conn: psycopg.Co
     page = ask("GET", "/").text
     assert "Died within a day 6 usually 144" in words(page)
     assert "<dd>6</dd><dd>usually 144</dd>" in page
+
+
+def test_a_paused_queue_says_since_when_by_whom_and_why_and_the_due_jobs_say_that_its_own_are_among_them(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    register(conn, "w", ["mail", "news"], 4)
+    enqueue_many(conn, 3, queue="mail")
+    enqueue_many(conn, 5, queue="news")
+    maintain(conn)
+    assert "Due 8 0 to be retried" in words(ask("GET", "/").text)
+    ask("POST", "/limit", do="pause", kind="queue", target="news", reason="the letter has a typo")
+    page = ask("GET", "/").text
+    assert re.search(r"Paused [\d.]+ m?s ago by alice: the letter has a typo; 5 due", words(rows(page)["news"]))
+    assert "Due 8 5 of them paused" in words(page)
+    said = r"paused [\d.]+ m?s ago by alice: the letter has a typo"
+    assert re.search(said, words(ask("GET", "/queue?name=news").text))
+    assert re.search(said, words(ask("GET", "/queues").text))
+
+
+def test_a_queue_that_was_late_says_when_it_was(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", ["mail"], 4)
+    enqueue(conn, queue="mail")
+    conn.execute(
+        "insert into pgqueue.samples"
+        " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, oldest_due_at)"
+        " select now() - n * interval '1 min', 10, q, 1, 1, 0, 0, 0, 0, 0,"
+        " now() - n * interval '1 min' - case when n between 12 and 20 then n * interval '10 s' else '0' end"
+        " from generate_series(1, 30) n, unnest(array['', 'mail']) q"
+    )
+    maintain(conn)
+    said = r"last late 12 min ago, 3\.3 min at most"
+    assert re.search(
+        f"On time; {said}", words(rows(ask("GET", "/").text)["mail"]).replace(" ,", ",").replace(" ;", ";")
+    )
+    for page in ("/queue?name=mail", "/queues"):
+        assert re.search(said, words(ask("GET", page).text).replace(" ,", ",")), page
+
+
+def test_a_plot_says_where_the_recorded_history_begins(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    nothing = ask("GET", "/series?range=7+d").json()
+    assert nothing["begins"] == nothing["to"]
+    register(conn, "w", ["mail"], 4)
+    clock.advance("-20 min")
+    maintain(conn)
+    clock.back_to_real()
+    maintain(conn)
+    assert ask("GET", "/series?range=15+min").json()["begins"] is None
+    hour = ask("GET", "/series?range=1+h").json()
+    assert 1190 < hour["to"] - hour["begins"] < 1260
+
+
+def test_the_sentence_shows_since_when_jobs_hold_the_slots(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    clock.advance("-40 min")
+    register(conn, "w", ["payments"], 2)
+    enqueue_many(conn, 2, "review_case", queue="payments")
+    reserve(conn, 2, "w", queues=["payments"], lease="1 day")
+    maintain(conn)
+    enqueue_many(conn, 3, "capture", queue="payments")
+    clock.back_to_real()
+    call(conn, "beat", "w")
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page).startswith("payments is 40 min late: review_case takes its slots")
+    figure = page.partition("<figure>")[2].partition("</figure>")[0]
+    assert "1 h ago 2 review_case since 40 min now" in words(figure)
+    assert '<line class="begins" x1="40' in figure or '<line class="begins" x1="39.' in figure
+    assert "served by w only" in words(ask("GET", "/queue?name=payments").text)
+
+
+def test_the_number_of_executing_jobs_says_where_more_may_run(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(conn, "w", None, 4)
+    enqueue_many(conn, 3)
+    reserve(conn, 3, "w")
+    monkeypatch.setattr(observe, "MOST_EXECUTING", 2)
+    assert "Executing 2+ of 4 slots" in words(ask("GET", "/").text)
+
+
+def test_jobs_that_were_not_counted_to_the_end_are_at_least_as_many() -> None:
+    mail = {"queue": "mail", "paused_at": None, "lag": 3, "stuck_for": 0, "due": 10_000, "counted_to": 10_000}
+    assert verdict.reach([], [], [mail], 0).words.startswith("at least 10,000 jobs wait, and no worker is alive")
+    assert verdict.reach([], [], [{**mail, "due": 9_000}], 0).words.startswith("9,000 jobs wait")

@@ -163,3 +163,66 @@ def test_the_error_of_jobs_that_died_within_a_day_is_named_if_most_died_of_it(
     assert [mostly(groups, jobs) for jobs in (4, 5, 6, 40)] == ["E", "E", None, None]
     assert mostly([{"class": None, "trend": [1]}], 1) == "no class"
     assert mostly([], 1) is None
+
+
+def test_a_running_job_is_cancelled_from_its_row_after_a_question(
+    conn: psycopg.Connection, ask: Ask, serve: Serve
+) -> None:
+    [first, *_] = enqueue_many(conn, 2, "send", queue="q")
+    reserve(conn, 2, "w1", queues=["q"])
+    for page in ("/queue?name=q", "/task?name=send"):
+        row = ask("GET", page).text.partition(f'aria-label="Cancel job {first}"')[0].rpartition("<form")[2]
+        fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', row))
+        asked = ask("POST", "/act", action="cancel", **fields)
+        assert "Cancel: 1 job?" in asked.text, page
+        assert not job(conn, first).cancel_requested_at
+    again = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', asked.text))
+    assert ask("POST", "/act", **again).status_code == 303
+    assert job(conn, first).cancel_requested_at
+    assert "Cancel job" not in ask("GET", "/queue?name=q", at=serve(can={"read"})).text
+
+
+def test_the_options_say_who_set_each_of_them_and_the_limit(conn: psycopg.Connection, ask: Ask) -> None:
+    enqueue(conn, queue="q")
+    call(conn, "set_share", "tenant:1", 3)
+    call(conn, "configure_queue", "other", weight=9)
+    with conn.transaction():
+        conn.execute("select set_config('pgqueue.actor', 'mara', true)")
+        call(conn, "configure_queue", "q", priority=10, weight=3, fair_by="limit_key", max_share=0.5)
+    ask("POST", "/queue", name="q", do="configure", priority="10", weight="")
+    page = words(ask("GET", "/queue?name=q").text)
+    assert re.search(r"Priority 10 set by mara [\d.]+ m?s ago Weight the default set by alice [\d.]+ m?s ago", page)
+    assert re.search(r"Fair by limit_key set by mara [\d.]+ m?s ago Max share 0\.5\d* set by mara", page)
+    assert "Retry budget the default Retention" in page
+    assert "The limit was" not in page
+    ask("POST", "/limit", do="set", kind="queue", target="q", max_executing="4")
+    assert "The limit was set by alice" in words(ask("GET", "/queue?name=q").text)
+    ask("POST", "/limit", do="drop", kind="queue", target="q", confirm="yes")
+    assert "The limit was dropped by alice" in words(ask("GET", "/queue?name=q").text)
+
+
+def test_the_tenants_of_a_queue_have_their_lag_their_part_of_its_jobs_and_their_share(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    assert 'id="tenants"' not in ask("GET", f"/queue?name={job(conn, enqueue(conn, queue='plain')).queue}").text
+    clock.advance("-10 min")
+    enqueue_many(conn, 3, queue="q", limit_key="tenant:lumen")
+    clock.back_to_real()
+    enqueue(conn, queue="q", limit_key="tenant:acme")
+    enqueue(conn, queue="other", limit_key="tenant:acme", priority=3)
+    call(conn, "set_share", "tenant:*", 2)
+    call(conn, "set_share", "tenant:lumen", 5)
+
+    def shown() -> str:
+        return words(ask("GET", "/queue?name=q").text.partition('id="tenants"')[2].partition("</section>")[0])
+
+    page = shown()
+    assert "not fair: the oldest job of all starts first" in page
+    assert re.search(r"tenant:lumen 10 min very late 3 75 % 0 tenant:acme [\d.]+ m?s on time 1 25 % 0$", page)
+    call(conn, "configure_queue", "q", fair_by="limit_key", max_share=0.5)
+    # What was read is forgotten after a change.
+    ask("POST", "/queue", name="plain", do="pause")
+    page = shown()
+    assert "each starts jobs in its turn, as many as its share; one has at most 50 % of a worker's slots" in page
+    assert re.search(r"tenant:lumen 10 min very late 3 75 % 0 5 tenant:acme [\d.]+ m?s on time 1 25 % 0 2$", page)
+    assert '<td class="n" data-label="Share">2</td>' in ask("GET", "/tenants").text

@@ -194,3 +194,11 @@ def test_the_page_of_a_schedule_has_the_axis_and_its_actions_in_its_heading(conn
     assert "Schedule often Pause… Run now… Remove…" in words(heading)
     assert page.count('<circle class="next"') == 1
     assert page.count("<circle class=") == 3
+
+
+def test_the_numbers_of_a_group_that_was_not_counted_to_its_end_say_so() -> None:
+    row = {"id": 7, "name": "import", "state": "blocked", "finished_at": None, "dead": 1000, "succeeded": 0}
+    found = sentences.of_groups([{**row, "cancelled": 0, "total": 1000, "counted_to": 1000}], are_all=True)
+    assert (found.end, found.because) == (
+        " has 1,000+ dead members, and has not ended.", "1,000+ of 1,000+ members have ended."
+    )  # fmt: skip

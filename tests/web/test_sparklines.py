@@ -43,12 +43,28 @@ def test_each_queue_has_a_line_of_its_due_jobs(conn: psycopg.Connection, ask: As
 
 
 def test_a_queue_that_was_empty_at_a_time_had_nothing_due() -> None:
-    rows = [("", [100.0, 110.0, 120.0], [9, 9, 9]), ("mail", [100.0, 120.0], [6, 4])]
+    rows = [("", [100.0, 110.0, 120.0], [9, 9, 9], [0.0] * 3), ("mail", [100.0, 120.0], [6, 4], [0.0] * 2)]
     found = render.sparklines(rows)
     assert list(found) == ["mail"]
     assert (found["mail"]["highest"], found["mail"]["last"]) == (6, 4)
     heights = [float(point.split(",")[1]) for point in found["mail"]["line"].split()]
     assert heights == [25.6, render.SPARK[1] - 1, 26.8]
+
+
+def test_a_line_says_where_the_recorded_history_begins() -> None:
+    late = [0.0] * 2
+    whole = render.sparklines([("", [0.0, 3600.0], [1, 1], late), ("mail", [0.0, 3600.0], [1, 1], late)])
+    assert whole["mail"]["begins"] is None
+    half = render.sparklines([("", [1800.0, 3600.0], [1, 1], late), ("mail", [3600.0], [1], late[:1])])
+    assert half["mail"]["begins"] == render.SPARK[0] / 2
+
+
+def test_a_queue_that_was_late_says_when_and_how_much_until_it_is_late_again() -> None:
+    times = [0.0, 60.0, 120.0, 180.0]
+    rows = [("", times, [1] * 4, [0.0] * 4), ("mail", times, [1] * 4, [40.0, 95.0, 30.0, 0.0])]
+    assert render.sparklines(rows)["mail"]["late"] == ("1970-01-01T00:02:00+00:00", 95.0)
+    assert render.sparklines([rows[0], ("mail", times, [1] * 4, [0.0, 29.0, 0.0, 0.0])])["mail"]["late"] is None
+    assert render.sparklines([rows[0], ("mail", times, [1] * 4, [0.0, 40.0, 0.0, 50.0])])["mail"]["late"] is None
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue_many, maintain
+from pgqueue.db import observe
+from pgqueue.web import User, dead_groups
+from pgqueue.web.app import Options
+from pgqueue.web.several import dashboards
+from tests.calls import call, enqueue_many, maintain, reserve
 from tests.cli.conftest import Run
-from tests.web.conftest import run
+from tests.databases import Database
+from tests.web.conftest import Serve, run
+from tests.web.test_blocked_by import words
 from tests.web.test_guard import Ask
 
 __all__ = ["run"]
@@ -104,3 +112,57 @@ def test_the_waiting_jobs_of_a_limit_say_where_counting_stopped(conn: psycopg.Co
     assert '<td class="n" data-label="Waiting">1,000+</td>' in ask("GET", "/limits").text
     [exact] = call(conn, "stats")["limits"]
     assert (exact["waiting"], exact["counted_to"]) == (1200, None)
+
+
+def kill(conn: psycopg.Connection, jobs: int) -> list[int]:
+    enqueue_many(conn, jobs, "send", queue="mail")
+    for row in reserve(conn, jobs, queues=["mail"]):
+        call(conn, "fail", row.id, row.reservation, Jsonb({"class": "TimeoutError", "message": "no"}), retry=False)
+    return [id for (id,) in conn.execute("select id from pgqueue.all_jobs where state = 'dead' order by id")]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_dead_by_their_error_say_as_of_when_and_where_there_may_be_more(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    first, *_ = kill(conn, 3)
+    if is_cut:
+        monkeypatch.setattr(dead_groups, "_READ", 3)
+    mark = "+" if is_cut else ""
+    for page, said in {
+        "/": f" 3{mark} send ",
+        "/task?name=send": f" 3{mark} mail ",
+        "/queue?name=mail": f" 3{mark} jobs",
+        "/dead": f"3{mark} in 1 group",
+        f"/jobs/{first}": f"The same error in 3{mark} dead jobs",
+    }.items():
+        text = ask("GET", page).text
+        assert said in words(text), page
+        # Once for the numbers of the queues, where the page has them.
+        assert re.search(
+            r"as of <time[^>]*>[\d.]+ m?s ago</time>" + (r", \+ means at least" if is_cut else "<"), text
+        ), page
+
+
+def test_the_most_frequent_values_say_where_there_are_more_jobs(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_many(conn, 6, "send", queue="mail", limit_key="tenant:lumen")
+    assert "Tenant tenant:lumen 6 100 %" in words(ask("GET", "/queue?name=mail").text)
+    monkeypatch.setattr(observe, "MOST_FACETED", 5)
+    # What was read is forgotten after a change.
+    ask("POST", "/limit", do="set", kind="queue", target="mail", max_executing="40")
+    page = words(ask("GET", "/queue?name=mail").text)
+    assert "Tenant tenant:lumen 5+ 100 %" in page
+    assert re.search(r"What waits the first 5 due jobs as of [\d.]+ m?s ago , \+ means at least", page)
+    assert '<td class="n" data-label="Due">5+</td>' in ask("GET", "/tenants").text
+
+
+def test_the_numbers_of_several_databases_say_how_exact_they_are(
+    large: psycopg.Connection, database: Database, serve: Serve
+) -> None:
+    call(large, "beat", "w")
+    app = dashboards({"shop": database.dsn}, Options(authorize=lambda request: User("alice")))
+    page = httpx.get(serve(wrap=lambda _: app) + "/").text
+    assert "~12,000" in page
+    assert re.search(r"~ counted <time[^>]*>3[\d.]* min ago</time>", page)

@@ -230,3 +230,32 @@ def test_queues_without_a_worker_are_counted_and_a_worker_says_where_it_is_the_o
     text = ask("GET", "/workers").text
     assert re.search(r"<dt>Queues without a worker</dt><dd[^>]*>1</dd><dd>orphan</dd>", text)
     assert text.count("as the only one") == 1
+
+
+def test_workers_and_jobs_lead_to_the_jobs_of_a_worker(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "web-1:1, blue", 80)
+    ids = enqueue_many(conn, 3, "send", queue="mail")
+    reserve(conn, 2, "web-1:1, blue")
+    for page in ("/workers", "/worker?name=web-1%3A1%2C+blue", f"/jobs/{ids[0]}"):
+        [link] = set(re.findall(r'href="(/jobs\?q=worker[^"]*)">[Ii]ts jobs<', ask("GET", page).text))
+        listed = ask("GET", link).text
+        assert [f'href="/jobs/{each}"' in listed for each in ids] == [True, True, False], page
+
+
+def test_a_worker_shows_what_it_holds_by_age_and_each_is_cancelled_after_a_question(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-30 min")
+    register(conn, "w", 80, pid=4085)
+    enqueue(conn, "review", queue="cases", key="case:7")
+    held = reserve_one(conn, "w", lease="1 min")
+    clock.back_to_real()
+    enqueue(conn, "send", queue="mail")
+    reserve_one(conn, "w", lease="10 min")
+    text = ask("GET", "/worker?name=w").text
+    shown = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    assert re.search(r"review attempt 1 cases · case:7 30 min 29 min ago Cancel… \d+ send attempt 1 mail", shown)
+    assert 'class="by n bad"' in text
+    assert "pid 4085" in shown
+    assert f'aria-label="Cancel job {held.id}"' in text
+    assert "Cancel: 1 job?" in ask("POST", "/act", action="cancel", id=str(held.id), ask="yes").text

@@ -38,6 +38,8 @@ def test_a_group_shows_members_graph_and_why_it_waits(filled: psycopg.Connection
     graph = text.partition('<svg class="graph"')[2].partition("</svg>")[0]
     assert graph.count("<rect class=") >= 4
     assert graph.count("<path d=") == 2
+    # Its state in a word and a shape, not by the colour alone.
+    assert re.search(r'href="#s-blocked"[^>]*/><text class="small"[^>]*>blocked \d+</text>', graph)
     assert "Cancel the group" in text
     assert "What waits for it" in text
     assert "runs if this one has finished" in text

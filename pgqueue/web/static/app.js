@@ -45,6 +45,8 @@
   const plots = new Map();
   const span = new Map();
   const exact = new Map();
+  const begins = new Map();
+  const lags = new Map();
   // By the seconds between ticks: the label, and what is added at the first one and where the day changes.
   const day = "\n{YYYY}-{MM}-{DD}";
   const ticks = [
@@ -64,6 +66,51 @@
       each.textContent = mark + written(values[at], element.dataset.log);
     });
   };
+  // Before the recorded history begins nothing is known, which is not none: it is shaded, and says so.
+  const shade = (element, plot) => {
+    const at = begins.get(element);
+    if (at == null) return;
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.fillStyle = css("--sunken");
+    ctx.fillRect(bbox.left, bbox.top, plot.valToPos(at, "x", true) - bbox.left, bbox.height);
+    ctx.restore();
+  };
+  const begin = (element, plot) => {
+    const at = begins.get(element);
+    if (at == null) { element.setAttribute("aria-label", element.dataset.title); return; }
+    const { ctx, bbox } = plot, ratio = devicePixelRatio, x = plot.valToPos(at, "x", true), isLate = x > bbox.left + bbox.width / 2;
+    const shown = new Date((at - (store("zone") === "local" ? new Date().getTimezoneOffset() * 60 : 0)) * 1000).toISOString().replace("T", " ");
+    const words = plot.data[0].length ? "recorded since " + shown.slice(plot.scales.x.max - plot.scales.x.min > 86400 ? 0 : 11, 16) : "nothing is recorded yet";
+    element.setAttribute("aria-label", element.dataset.title + ", " + words);
+    ctx.save();
+    ctx.strokeStyle = css("--control");
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+    ctx.fillStyle = css("--text-3");
+    ctx.font = 12 * ratio + "px " + getComputedStyle(document.body).fontFamily;
+    ctx.textAlign = isLate ? "right" : "left";
+    ctx.fillText(words, x + (isLate ? -6 : 6) * ratio, bbox.top + 12 * ratio);
+    ctx.restore();
+  };
+  // The line of due jobs has the colour of how late they were.
+  const byLag = (element, plot, calm) => {
+    const [late, veryLate] = element.dataset.late.split(" ").map(Number), { left, width } = plot.bbox, found = lags.get(element) || [];
+    const colour = (lag) => lag >= veryLate ? css("--dead") : lag >= late ? css("--failed") : calm;
+    if (!width || !found.length) return calm;
+    const gradient = plot.ctx.createLinearGradient(left, 0, left + width, 0);
+    let before = colour(found[0]);
+    gradient.addColorStop(0, before);
+    plot.data[0].forEach((at, i) => {
+      const now = colour(found[i]), place = Math.min(Math.max((plot.valToPos(at, "x", true) - left) / width, 0), 1);
+      if (now === before) return;
+      gradient.addColorStop(place, before);
+      gradient.addColorStop(place, now);
+      before = now;
+    });
+    return gradient;
+  };
   const options = (element, lines) => {
     const font = "12px " + getComputedStyle(document.body).fontFamily, isLog = Boolean(element.dataset.log);
     const axis = { stroke: css("--text-3"), font, grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
@@ -81,11 +128,11 @@
         y: isLog ? { distr: 3, range: (plot, low, high) => [0.005, Math.max(high || 0, 20) * 2] } : { range: (plot, low, high) => [0, Math.max(high, 1) * 1.12] },
       },
       series: [{}, ...lines.map(([name, colour, dash], i) => ({
-        stroke: css(colour.replace("is-", "--")), width: 1.6, points: { show: false }, spanGaps: true,
+        stroke: name === "due" ? (plot) => byLag(element, plot, css(colour.replace("is-", "--"))) : css(colour.replace("is-", "--")), width: 1.6, points: { show: false }, spanGaps: true,
         dash: dash ? dash.split(" ").map(Number) : undefined,
         fill: i === 0 && !isLog ? css(colour.replace("is-", "--")) + "14" : undefined,
       }))],
-      hooks: { setCursor: [(plot) => say(element, plot)], setData: [(plot) => say(element, plot)] },
+      hooks: { drawClear: [(plot) => shade(element, plot)], draw: [(plot) => begin(element, plot)], setCursor: [(plot) => say(element, plot)], setData: [(plot) => say(element, plot)] },
     };
   };
   const draw = async (element) => {
@@ -102,6 +149,8 @@
     // All of the time that was asked for, also where few samples are.
     span.set(element, [found.from, found.to]);
     exact.set(element, found.exact);
+    begins.set(element, found.begins);
+    lags.set(element, found.oldest);
     const data = [found.t, ...lines.map(([name]) => found[name])];
     const known = plots.get(element);
     if (known) { known.setData(data); return; }
