@@ -40,7 +40,7 @@ def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str]
     value, stop = numbers.get(name) or 0, numbers.get("counted_to")
     found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
     earlier = numbers.get("counted_at")
-    # Of now where only blocked or dead jobs are too many; a schema that is older does not say so.
+    # As of now where only blocked or dead jobs are too many; a schema that is older does not say so.
     if name not in ("blocked", "dead"):
         earlier = numbers.get("ready_counted_at", earlier)
     return f"~{found}" if earlier and name != "executing" else found
@@ -230,7 +230,7 @@ def executing_by_tenant(queue: str | None) -> Call[list[Row]]:
 def due_since(queue: str, tenants: Sequence[str]) -> Call[list[Row]]:
     """Read (limit_key, epoch) since when the oldest due job of each of these tenants of a queue waits.
 
-    Of the first 5,000 jobs of the queue each; of a tenant with none among them nothing is read.
+    Reads the first 5,000 jobs of the queue for each; of a tenant with none among them nothing is read.
     """
     filters = [to_json({"queues": [exactly(queue)], "tenants": [exactly(each)]}, "filter") for each in tenants]
     return Call(
