@@ -40,7 +40,7 @@ def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str]
     value, stop = numbers.get(name) or 0, numbers.get("counted_to")
     found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
     earlier = numbers.get("counted_at")
-    # Of now where only blocked or dead jobs are too many; a schema that is older does not say so.
+    # They are of now where only blocked or dead jobs are too many; a schema that is older does not say so.
     if name not in ("blocked", "dead"):
         earlier = numbers.get("ready_counted_at", earlier)
     return f"~{found}" if earlier and name != "executing" else found
