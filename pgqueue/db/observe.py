@@ -39,11 +39,16 @@ def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str]
     """Write a number of `stats`: with + where counting stopped, with ~ where it was counted earlier."""
     value, stop = numbers.get(name) or 0, numbers.get("counted_to")
     found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
-    earlier = numbers.get("counted_at")
+    return f"~{found}" if counted_at(numbers, name) else found
+
+
+def counted_at(numbers: Mapping[str, Any], name: str) -> str | None:
+    """Return when a number of `stats` was counted, if that was before its sample."""
+    if name == "executing":
+        return None
+    earlier: str | None = numbers.get("counted_at")
     # As of now where only blocked or dead jobs are too many; a schema that is older does not say so.
-    if name not in ("blocked", "dead"):
-        earlier = numbers.get("ready_counted_at", earlier)
-    return f"~{found}" if earlier and name != "executing" else found
+    return earlier if name in ("blocked", "dead") else numbers.get("ready_counted_at", earlier)
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
