@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue._remedies import for_people
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
-from pgqueue.remedies import for_people
 from pgqueue.search import exactly
 
 
@@ -39,11 +39,16 @@ def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str]
     """Write a number of `stats`: with + where counting stopped, with ~ where it was counted earlier."""
     value, stop = numbers.get(name) or 0, numbers.get("counted_to")
     found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
-    earlier = numbers.get("counted_at")
-    # They are of now where only blocked or dead jobs are too many; a schema that is older does not say so.
-    if name not in ("blocked", "dead"):
-        earlier = numbers.get("ready_counted_at", earlier)
-    return f"~{found}" if earlier and name != "executing" else found
+    return f"~{found}" if counted_at(numbers, name) else found
+
+
+def counted_at(numbers: Mapping[str, Any], name: str) -> str | None:
+    """Return when a number of `stats` was counted, if that was before its sample."""
+    if name == "executing":
+        return None
+    earlier: str | None = numbers.get("counted_at")
+    # As of now where only blocked or dead jobs are too many; a schema that is older does not say so.
+    return earlier if name in ("blocked", "dead") else numbers.get("ready_counted_at", earlier)
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
@@ -95,10 +100,16 @@ def search(
     )
 
 
+# Groups of dead jobs that are read, the latest.
+MOST_GROUPS = 200
+
+
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     """Read the dead jobs by their last error, the latest first."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column
+        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit %s::integer",
+        (queue, MOST_GROUPS),
+        read_column,
     )
 
 
@@ -190,6 +201,10 @@ def ended_ago(job_id: int) -> Call[float | None]:
     )
 
 
+# Executing jobs that are read.
+MOST_EXECUTING = 20_000
+
+
 def executing() -> Call[list[Row]]:
     """Read (worker, queue, task, epochs of claims, ids) of what executes, the oldest first: 20,000 jobs at most."""
     return Call(
@@ -199,20 +214,37 @@ def executing() -> Call[list[Row]]:
         b" array_agg(x.id order by x.reserved_at, x.id)"
         # The members of a batch take one slot together.
         b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e"
-        b" where e.leader is null or e.leader = e.id limit 20000) x"
+        b" where e.leader is null or e.leader = e.id limit %s::integer) x"
         b" group by x.reserved_by, x.queue, x.task",
-        (),
+        (MOST_EXECUTING,),
         read_rows,
     )
 
 
-def executing_by_tenant() -> Call[list[Row]]:
-    """Read (limit_key, jobs) of what executes: of 20,000 jobs at most."""
+def executing_by_tenant(queue: str | None) -> Call[list[Row]]:
+    """Read (limit_key, jobs) of what executes of a queue, or of all: of 20,000 jobs at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(x.limit_key)) #>> '{}', count(*) from ("
-        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null limit 20000) x"
-        b" group by x.limit_key",
-        (),
+        b"select e.limit_key from pgqueue.executing e where e.limit_key is not null"
+        b" and e.queue = coalesce(%s::text, e.queue) limit 20000) x group by x.limit_key",
+        (queue,),
+        read_rows,
+    )
+
+
+def due_since(queue: str, tenants: Sequence[str]) -> Call[list[Row]]:
+    """Read (limit_key, epoch) since when the oldest due job of each of these tenants of a queue waits.
+
+    Reads the first 5,000 jobs of the queue for each; of a tenant with none among them nothing is read.
+    """
+    filters = [to_json({"queues": [exactly(queue)], "tenants": [exactly(each)]}, "filter") for each in tenants]
+    return Call(
+        b"select pgqueue.legible(to_jsonb(j.limit_key)) #>> '{}', extract(epoch from j.due_at)::float8"
+        b" from unnest(%s::text[]) w (filter)"
+        b" cross join lateral pgqueue.search_due(w.filter::jsonb, null, null, 1, %s::integer) f"
+        b" cross join lateral ("
+        b"select a.limit_key, a.due_at from pgqueue.all_jobs a where a.id = f.job_ids[1] limit 1) j",
+        (filters, MOST_FACETED),
         read_rows,
     )
 
@@ -250,12 +282,16 @@ def facets(ids: Sequence[int], most: int = 5) -> Call[list[Row]]:
     )
 
 
+# Due jobs that are read to find out what fills a queue.
+MOST_FACETED = 5000
+
+
 def queue_facets(queue: str | None, most: int = 5) -> Call[list[Row]]:
     """Read (facet, value, jobs) of what fills a queue, or all: of its first 5,000 due jobs, and of its blocked ones."""
     return Call(
         b"select f.facet, pgqueue.legible(to_jsonb(f.value)) #>> '{}', f.jobs"
-        b" from pgqueue.queue_facets(%s::text, 5000, %s::integer) f",
-        (queue, most),
+        b" from pgqueue.queue_facets(%s::text, %s::integer, %s::integer) f",
+        (queue, MOST_FACETED, most),
         read_rows,
     )
 
@@ -291,9 +327,11 @@ def newest_log(job_id: int, most: int = 300) -> Call[list[dict[str, Any]]]:
 
 
 def breakers() -> Call[list[dict[str, Any]]]:
-    """Read the breakers: kind, target, failures, of, pause."""
+    """Read the breakers: kind, target, failures, of, pause; those that are open first."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by b.kind, b.target limit %s::integer",
+        b"select pgqueue.legible(to_jsonb(b)) from pgqueue.breakers b order by not exists (select from pgqueue.pauses p"
+        b" where p.source = 'breaker' and p.kind = b.kind and p.target = b.target and p.until > pgqueue._clock()),"
+        b" b.kind, b.target limit %s::integer",
         (MOST_LISTED + 1,),
         read_column,
     )
@@ -364,11 +402,20 @@ def worker_memory() -> Call[list[Row]]:
 
 
 def schedules() -> Call[list[dict[str, Any]]]:
-    """Read the schedules with their next three times and last three runs: those that cannot run, then the next due."""
+    """Read the schedules with their next three times and last three runs.
+
+    First those that cannot run, then those that are late, those whose last run came to nothing, and the next due.
+    """
     return Call(
         b"select pgqueue.legible(" + _SCHEDULE + b") from pgqueue.effective_schedules s"
         b" join pgqueue.schedules d on d.name = s.name"
-        b" order by s.paused_at is null and s.error is not null desc, s.next_at nulls last, s.name limit %s::integer",
+        # Two indexes: the newest row of all would be found by reading all runs of a week.
+        b" cross join lateral (select (select h.outcome = 'overlap' from pgqueue.schedule_history h"
+        b" where h.schedule = s.name and h.at is not null order by h.at desc limit 1) is true"
+        b" or (select h.job_state = 'dead' from pgqueue.schedule_history h"
+        b" where h.schedule = s.name and h.job_id is not null order by h.n desc limit 1) is true as was_vain) l"
+        b" order by s.paused_at is not null, s.error is null, s.next_at < pgqueue._clock() is not true, not l.was_vain,"
+        b" s.next_at nulls last, s.name limit %s::integer",
         (3, MOST_LISTED + 1),
         read_column,
     )
@@ -408,6 +455,23 @@ def audit(before: int | None) -> Call[list[dict[str, Any]]]:
     )
 
 
+def last_changes(queue: str) -> Call[list[dict[str, Any]]]:
+    """Read who last set each option of a queue and its limit: option, action, actor, at; of the last 5,000 actions."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(x)) from ("
+        b"select distinct on (o.name) o.name as option, a.action, a.actor, a.at"
+        b" from (select u.* from pgqueue.audit u order by u.n desc limit 5000) a cross join lateral ("
+        b"select 'limit' where a.action in ('set_limit', 'drop_limit')"
+        b" and (a.filter ->> 'kind', a.filter ->> 'target') = ('queue', %s::text)"
+        # What was reset has no value after it.
+        b" union all select k.name from jsonb_object_keys(case when a.action = 'configure_queue'"
+        b" and a.filter ->> 'queue' = %s::text then coalesce(a.filter -> 'before', '{}')"
+        b" || coalesce(a.filter -> 'after', '{}') else '{}' end) k (name)) o (name) order by o.name, a.n desc) x",
+        (queue, queue),
+        read_column,
+    )
+
+
 def settings() -> Call[dict[str, Any]]:
     """Read the settings of the queue."""
     return Call(b"select to_jsonb(s) - 'one' from pgqueue.settings s", (), read_first)
@@ -423,16 +487,6 @@ def rights() -> Call[dict[str, Any]]:
         b" 'clock', extract(epoch from clock_timestamp()))",
         (),
         read_first,
-    )
-
-
-def paused_by(queue: str) -> Call[str | None]:
-    """Read who paused a queue, and why."""
-    return Call(
-        b"select concat_ws(': ', p.by, p.reason) from pgqueue.pauses p"
-        b" where p.kind = 'queue' and p.target = %s::text and p.until > pgqueue._clock() order by p.until desc limit 1",
-        (queue,),
-        lambda rows: rows[0][0] if rows else None,
     )
 
 

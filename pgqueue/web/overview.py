@@ -102,7 +102,7 @@ def pauses_of_queues(stats: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _sum(queues: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the due jobs of queues, with how they were counted."""
-    earlier = [each["counted_at"] for each in queues if each["counted_at"]]
+    earlier = [at for each in queues if (at := observe.counted_at(each, "due"))]
     is_cut = any(each["counted_to"] is not None for each in queues)
     return {
         "due": sum(each["due"] for each in queues),

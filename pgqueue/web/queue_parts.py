@@ -9,7 +9,7 @@ from pgqueue.db import limits, observe, samples
 from pgqueue.db.call import Row
 from pgqueue.web import capacity, dead_groups, dying, facets
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DAY
+from pgqueue.web.overview import DAY, EXECUTING
 from pgqueue.web.render import instant, stamp
 
 # Parts that the page can do without.
@@ -65,7 +65,9 @@ def pauses(queue: str, filling: facets.Filling, pauses: Sequence[dict[str, Any]]
 async def _tenants(context: Context, queue: str, rows: Sequence[Row]) -> list[facets.Tenant]:
     """Return the tenants that have most jobs of a queue, with their shares and how long the oldest of each waits."""
     shared, now = context.database.shared, context.now()
-    running = await shared(("tenants", queue), 5.0, lambda: observe.executing_by_tenant(queue))
+    running = await context.part(
+        EXECUTING, shared(("tenants", queue), 5.0, lambda: observe.executing_by_tenant(queue)), []
+    )
     names = sorted(value for facet, value, _ in rows if facet == "tenant")
     if not names and not running:
         return []

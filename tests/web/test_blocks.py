@@ -166,7 +166,7 @@ def once_a_minute() -> dict[str, Call[Any]]:
         "times of queues, at first": samples.since(None),
         "what fills a queue": observe.queue_facets("q1"),
         "what fills all queues": observe.queue_facets(None),
-        "since when tenants wait": observe.due_since("q1", ["tenant:1", "tenant:2"]),
+        "since when tenants wait": observe.due_since("q1", ["tenant:1", "tenant:11"]),
         "who set the options of a queue": observe.last_changes("q1"),
         "when the history begins": samples.begins(3600),
         "fates of retries": observe.retry_fates(),

@@ -18,6 +18,7 @@ from pgqueue.testing import Clock
 from pgqueue.web import series
 from pgqueue.web.database import _READS
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.facts import wait_until
 from tests.web.test_blocked_by import words
 from tests.web.test_sparklines import nodes
 
@@ -476,6 +477,18 @@ def test_the_number_of_executing_jobs_says_where_more_may_run(
     reserve(conn, 3, "w")
     monkeypatch.setattr(observe, "MOST_EXECUTING", 2)
     assert "Executing 2+ of 4 slots" in words(ask("GET", "/").text)
+
+
+def test_the_due_jobs_of_quiet_queues_are_of_before_only_where_due_jobs_are(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", None, 4)
+    for number in range(8):
+        enqueue(conn, queue=f"q{number}")
+    maintain(conn)
+    conn.execute("update pgqueue.samples set is_large = true, counted_at = at - interval '3 min'")
+    assert re.search(r"3 quiet queues , on time: 3 due, the oldest", words(ask("GET", "/").text))
+    conn.execute("update pgqueue.samples set is_ready_kept = true")
+    wait_until(lambda: "on time: ~3 due, the oldest" in words(ask("GET", "/").text))
+    assert re.search(r"~3 due, the oldest for [\d.]+ m?s ~ counted 3(\.\d)? min ago", words(ask("GET", "/").text))
 
 
 def test_jobs_that_were_not_counted_to_the_end_are_at_least_as_many() -> None:
