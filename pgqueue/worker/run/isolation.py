@@ -55,7 +55,8 @@ class Isolation:
             self._on_exception, self._task_factory = self.loop.get_exception_handler(), self.loop.get_task_factory()
         self._running += 1
         cancelled: asyncio.CancelledError | None = None
-        context = context or self.context()
+        if context is None:
+            context = self.context()
         try:
             task = self._start(coroutine, context)
             if not task.done():

@@ -384,7 +384,7 @@ class Runner:
             now = time.monotonic()
             # On the loop, where the attempt may have been abandoned meanwhile.
             threads.report(partial(self._pace.ran, now - started, now), partial(self._outbox.end, held, ran))
-            if now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
+            if not self.waiting or now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
                 return None
             following = self.waiting.next()
             if following is None:
