@@ -2,7 +2,8 @@
 --
 -- Where jobs come one by one, most of the server's time for an end is spent on starting statements and functions, and
 -- _finish, which takes many jobs with any outcome, has large ones. This one costs a third less CPU. It serves any job without
--- steps, parents and children. Both write the same row of history (tests/sql/test_end_one.py compares them).
+-- steps, parents and children. Both write the same row of history (tests/sql/test_end_one.py compares them), and name its columns:
+-- one function for both would take each of them out of a composite of the whole job, which is taken apart for each column anew.
 --
 -- If another session has locked the row of the job, or one of what it leaves behind, this gives up after a millisecond: the long
 -- way knows how long its caller may wait. True: the job has ended. False: nothing was changed, go the long way.
