@@ -643,13 +643,23 @@ def test_only_the_newest_turn_of_a_worker_is_kept(conn: psycopg.Connection, cloc
     clock.set(NOON)
     fill(conn, a=20, b=20)
     starts(conn, 5, 1)
-    assert value(conn, "select count(*) from pgqueue.turns") == 5
+    assert 1 <= value(conn, "select count(*) from pgqueue.turns") <= 5
     clock.advance("61 s")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.turns") == 1
     clock.advance("2 hours")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.turns") == 0
+
+
+def test_claims_delete_the_turns_of_before_once_in_a_while(conn: psycopg.Connection) -> None:
+    fill(conn, a=200, b=200)
+    conn.execute("select setseed(0.5)")
+    reserve(conn, 1, "other")
+    assert starts(conn, 300, 1) == {"a": 150, "b": 150}
+    # Sixteen, on the average.
+    assert 1 <= value(conn, "select count(*) from pgqueue.turns where worker = 'w'") < 150
+    assert value(conn, "select count(*) from pgqueue.turns where worker = 'other'") == 1
 
 
 def test_a_claim_reads_rules_and_shares_only_once_there_was_one(conn: psycopg.Connection) -> None:
