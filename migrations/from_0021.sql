@@ -235,12 +235,14 @@ comment on column pgqueue.turns.held is
 
 create table pgqueue.shares (
     limit_key text collate "C" primary key check (octet_length(limit_key) between 1 and 512),
-    weight integer not null check (weight between 1 and 1000)
+    weight integer not null check (weight between 1 and 1000),
+    n bigint generated always as identity
 );
 comment on table pgqueue.shares is 'How many jobs a tenant of a fair queue starts in its turn, where it is not one. See set_share().';
 comment on column pgqueue.shares.limit_key is
     'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
 comment on column pgqueue.shares.weight is 'How many jobs.';
+comment on column pgqueue.shares.n is 'Private: its sequence says whether there ever was a row.';
 comment on column pgqueue.heads.queue is
     'The queue of the lane; empty: the leases, by the time at which they lapse. With a priority above 800, queue and tenant: see _lane_of.';
 create type pgqueue.due_lane as (
@@ -669,6 +671,7 @@ alter table pgqueue.limits add column burst integer check (burst between 1 and 1
 alter table pgqueue.limits add constraint limits_rate_check check (rate between 1 and 1000000000);
 alter table pgqueue.limits add column breaks boolean;
 alter table pgqueue.limits add column set_at timestamptz;
+alter table pgqueue.limits add column n bigint generated always as identity;
 alter table pgqueue.limits add constraint limits_check check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0);
 alter table pgqueue.limits add constraint limits_check2 check (burst is null or rate is not null);
 comment on column pgqueue.limits.rate is
@@ -680,6 +683,7 @@ comment on column pgqueue.limits.breaks is
     'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
 comment on column pgqueue.limits.set_at is
     'When set_limit() changed it last: workers give back what they have claimed before and not started.';
+comment on column pgqueue.limits.n is 'Private: its sequence says whether there ever was a limit: see _ruled_tasks.';
 alter table pgqueue.jobs set (fillfactor = 50);
 alter table pgqueue.jobs add column cost integer;
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';

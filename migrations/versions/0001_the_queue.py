@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "69e8cb0cbe0dac321dc83a7ea9a5de54e2ed427b07ab7e4f4ee0252531c3f253"
+SQL_DIGEST = "76b977cc83bc3a886bc198080bdd35a1da867b12505d9c4bbe1cbbd77d072c4a"
 
 
 def upgrade() -> None:

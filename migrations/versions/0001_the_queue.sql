@@ -235,6 +235,7 @@ create table pgqueue.limits (
     burst integer check (burst between 1 and 1000000000),
     breaks boolean,
     set_at timestamptz,
+    n bigint generated always as identity,
     primary key (kind, target),
     check (num_nonnulls(max_executing, rate, max_cost, breaks) > 0),
     check ((rate is null) = (per is null)),
@@ -258,6 +259,7 @@ comment on column pgqueue.limits.breaks is
     'Whether a breaker is set for the same kind and target; null: none is. Ends read this row anyway.';
 comment on column pgqueue.limits.set_at is
     'When set_limit() changed it last: workers give back what they have claimed before and not started.';
+comment on column pgqueue.limits.n is 'Private: its sequence says whether there ever was a limit: see _ruled_tasks.';
 
 -- Pauses: rows are inserted and deleted, never updated, because many workers may throttle one target at the same time.
 create table pgqueue.pauses (
@@ -759,12 +761,14 @@ comment on column pgqueue.turns.held is
 
 create table pgqueue.shares (
     limit_key text collate "C" primary key check (octet_length(limit_key) between 1 and 512),
-    weight integer not null check (weight between 1 and 1000)
+    weight integer not null check (weight between 1 and 1000),
+    n bigint generated always as identity
 );
 comment on table pgqueue.shares is 'How many jobs a tenant of a fair queue starts in its turn, where it is not one. See set_share().';
 comment on column pgqueue.shares.limit_key is
     'The tenant; or a prefix and *: all that begin so, where neither a row of their own nor a longer prefix matches.';
 comment on column pgqueue.shares.weight is 'How many jobs.';
+comment on column pgqueue.shares.n is 'Private: its sequence says whether there ever was a row.';
 
 -- No job of a lane is ready below its head, so no claim walks jobs that were claimed long ago. A row is a fact that stays true,
 -- whatever is written after it: any session inserts rows, in any order, and the newest is read. Rows that are updated in

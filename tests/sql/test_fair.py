@@ -643,13 +643,52 @@ def test_only_the_newest_turn_of_a_worker_is_kept(conn: psycopg.Connection, cloc
     clock.set(NOON)
     fill(conn, a=20, b=20)
     starts(conn, 5, 1)
-    assert value(conn, "select count(*) from pgqueue.turns") == 5
+    assert 1 <= value(conn, "select count(*) from pgqueue.turns") <= 5
     clock.advance("61 s")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.turns") == 1
     clock.advance("2 hours")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.turns") == 0
+
+
+def test_claims_delete_the_turns_of_before_once_in_a_while(conn: psycopg.Connection) -> None:
+    fill(conn, a=200, b=200)
+    conn.execute("select setseed(0.5)")
+    reserve(conn, 1, "other")
+    assert starts(conn, 300, 1) == {"a": 150, "b": 150}
+    # Sixteen, on the average.
+    assert 1 <= value(conn, "select count(*) from pgqueue.turns where worker = 'w'") < 150
+    assert value(conn, "select count(*) from pgqueue.turns where worker = 'other'") == 1
+
+
+def test_a_claim_reads_rules_and_shares_only_once_there_was_one(conn: psycopg.Connection) -> None:
+    scans = """
+        select relname, coalesce(idx_scan, 0) + seq_scan
+        from pg_stat_xact_user_tables
+        where schemaname = 'pgqueue' and relname in ('limits', 'pauses', 'shares')
+    """
+
+    def reads() -> Counter[str]:
+        # Counted since the last report of the session.
+        with conn.transaction():
+            before = Counter(dict(conn.execute(scans).fetchall()))
+            assert len(reserve(conn, 1)) == 1
+            after = Counter(dict(conn.execute(scans).fetchall()))
+            after.subtract(before)
+            return after
+
+    fill(conn, a=20, b=20)
+    reads()
+    before = reads()
+    assert before["shares"] == 0
+    call(conn, "set_share", "a", 2)
+    assert reads()["shares"] > 0
+    assert reads()["limits"] == before["limits"]
+    call(conn, "set_limit", "task", "other", max_executing=1)
+    after = reads()
+    assert after["limits"] > before["limits"]
+    assert after["pauses"] > before["pauses"]
 
 
 def test_a_claim_writes_one_turn_and_none_where_the_last_one_has_ended_there(conn: psycopg.Connection) -> None:

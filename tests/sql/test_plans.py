@@ -295,8 +295,8 @@ def test_a_claim_of_a_fair_queue_probes_the_lane_of_each_job_and_no_other(fair: 
     for part in ("queue =", "priority =", "lane_key =", "ROW(ready_at, id) >=", "ready_at <"):
         assert part in read.condition, read
     assert sum(node.rows for node in nodes if node.index == "tenant_lanes_by_name") <= 11
-    # Where it ended is written once.
-    assert len([node for node in nodes if node.relation == "turns" and node.kind == "ModifyTable"]) == 1
+    # Where it ended is written once; in one claim of sixteen the rows of before are deleted.
+    assert len([node for node in nodes if node.relation == "turns" and node.kind == "ModifyTable"]) in (1, 2)
 
 
 @pytest.mark.parametrize("queue", ["default", "fair"])

@@ -68,7 +68,10 @@ begin
                 row(c.row_ctid, c.id, c.queue, c.task, c.key, c.limit_key, c.is_expired, c.is_limited)::pgqueue.candidate
             ) filter (where p_all or c.is_limited or c.key is not null or c.is_expired) as candidates
         from (
-            select j.*, t.is_limited
+            select
+                j.*,
+                l.is_limited or j.task = any ((select pgqueue._ruled_tasks(p_now))::text[])
+                    or (j.limit_key is not null and (select pgqueue._has_rules_of_tenants(p_now))) as is_limited
             from lanes l
             cross join lateral (
                 select j.ctid as row_ctid, j.id, j.queue, j.task, j.key, j.limit_key, j.expires_at <= p_now as is_expired
@@ -98,7 +101,6 @@ begin
                 end
                 for update skip locked
             ) j
-            cross join lateral pgqueue._may_be_limited(l.is_limited, j.task, j.limit_key, p_now) t
             limit p_jobs
         ) c
     ) f;
@@ -145,17 +147,21 @@ begin
 end
 $$;
 
--- Inlined. Whether a limit or pause may concern a job of this task and limit_key; p_is_limited: one does already.
-create or replace function pgqueue._may_be_limited(p_is_limited boolean, p_task text, p_limit_key text, p_now timestamptz)
-returns table (is_limited boolean)
-language sql stable parallel safe rows 1
+-- The tasks that have a limit or are paused. A sequence says whether there ever was a row: until then no table is read.
+create or replace function pgqueue._ruled_tasks(p_now timestamptz)
+returns text[]
+language plpgsql stable parallel safe
 as $$
-    select p_is_limited
-        or p_task = any (array(
-            select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
-        ))
-        or p_task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
-        or (p_limit_key is not null and (select pgqueue._has_rules_of_tenants(p_now)))
+begin
+    if num_nulls(pg_sequence_last_value('pgqueue.limits_n_seq'::regclass), pg_sequence_last_value('pgqueue.pauses_n_seq'::regclass)) = 2 then
+        return '{}';
+    end if;
+    return array(
+        select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
+        union all
+        select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now
+    );
+end
 $$;
 
 -- Whether a limit_key has a limit or is paused.
@@ -164,6 +170,9 @@ returns boolean
 language plpgsql stable parallel safe
 as $$
 begin
+    if num_nulls(pg_sequence_last_value('pgqueue.limits_n_seq'::regclass), pg_sequence_last_value('pgqueue.pauses_n_seq'::regclass)) = 2 then
+        return false;
+    end if;
     return exists (
             select from pgqueue.limits x where x.kind = 'limit_key' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
         )

@@ -41,7 +41,7 @@ begin
     select
         -- A round of claims that find nothing takes no pauses: after five seconds another one begins.
         t.lane_key, t.credit, case when t.at > p_now - interval '5 s' then t.began end,
-        exists (select from pgqueue.shares),
+        pg_sequence_last_value('pgqueue.shares_n_seq'::regclass) is not null,
         exists (select from pgqueue.queues q where q.name = p_lane.queue and q.max_share < 1),
         pgqueue._has_rules_of_tenants(p_now),
         -- The last one first: behind it may be many dead rows.
@@ -102,6 +102,17 @@ begin
     if v_walk.lane_key is not null
         and (v_walk.lane_key, v_walk.credit, v_began) is distinct from (v_turn.lane_key, v_turn.credit, v_turn.began)
     then
+        if random() < 0.0625 then
+            -- A claim that looks for the newest row reads a whole page of the index.
+            delete from pgqueue.turns t
+            where t.ctid = any (array(
+                select x.ctid
+                from pgqueue.turns x
+                where x.worker = p_worker and x.queue = p_lane.queue and x.priority = p_lane.priority
+                limit 1000
+                for update skip locked
+            ));
+        end if;
         insert into pgqueue.turns (worker, queue, priority, lane_key, credit, began, at)
         values (p_worker, p_lane.queue, p_lane.priority, v_walk.lane_key, v_walk.credit, v_began, p_now);
     end if;
@@ -163,7 +174,10 @@ begin
             array_agg(f.share) as shares
         into v_got
         from (
-            select j.*, l.lane_key, l.quota, l.share, t.is_limited
+            select
+                j.*, l.lane_key, l.quota, l.share,
+                p_lane.is_limited or (p_turn.has_rules and j.limit_key is not null)
+                    or j.task = any ((select pgqueue._ruled_tasks(p_now))::text[]) as is_limited
             from pgqueue._probed_lanes(
                 v_queue, v_priority, p_turn.heads, from_key, v_busy, v_probes, p_turn.has_shares, credit, v_rounds, p_now
             ) l
@@ -186,9 +200,6 @@ begin
                 ) end)
                 for update skip locked
             ) j
-            cross join lateral pgqueue._may_be_limited(
-                p_lane.is_limited or (p_turn.has_rules and j.limit_key is not null), j.task, null, p_now
-            ) t
             limit wanted
         ) f;
         if v_got.rows is not null then
@@ -308,7 +319,10 @@ begin
         ) filter (where p_all or f.is_limited or f.key is not null or f.is_expired)
     into rows, candidates
     from (
-        select j.*, t.is_limited
+        select
+            j.*,
+            p_lane.is_limited or j.task = any ((select pgqueue._ruled_tasks(p_now))::text[])
+                or (j.limit_key is not null and (select pgqueue._has_rules_of_tenants(p_now))) as is_limited
         from (
             select w.ctid as row_ctid
             from pgqueue.jobs w
@@ -326,7 +340,6 @@ begin
                 and j.ctid <> all (p_skipped)
             for update skip locked
         ) j
-        cross join lateral pgqueue._may_be_limited(p_lane.is_limited, j.task, j.limit_key, p_now) t
         limit p_jobs
     ) f;
 end

@@ -74,11 +74,11 @@ begin
             continue when v_one_by_one;
             v_draw := v_found.draw;
         else
-            select f.* into v_found from pgqueue._find(
+            v_found := pgqueue._find(
                 reserve.worker, case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
                 reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null,
                 case when v_draw.turns is null then v_round.lanes else pgqueue._lanes_of(array[v_draw.turns[1].queue], v_now) end
-            ) f;
+            );
             v_goes_on := v_found.is_unread and not coalesce(v_draws, pgqueue._draws_slots(reserve.queues, 'weighted'));
             continue when v_goes_on;
         end if;
