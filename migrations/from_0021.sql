@@ -32,7 +32,7 @@ alter table pgqueue.notes alter kind type text using case
     else ('{"c": "parents", "w": "settle", "p": "ended", "r": "retried", "d": "doubtful", "g": "group", "m": "cancel",'
         ' "b": "revive", "e": "event", "s": "steps"}'::jsonb) ->> kind::text
 end;
-create index notes_members on pgqueue.notes (id) where kind = 'revive';
+create index notes_by_id on pgqueue.notes (id) where kind in ('revive', 'superseded');
 comment on column pgqueue.notes.kind is
     'parents: a new child and its parents. settle: a job that waits, and what it still waits for. ended: the children of a job that ended. retried: the children of a job that was retried. doubtful: a child whose dead or cancelled parent may come back. group: a group. recount: a group with members that were retried. cancel: the members of a group that is cancelled. revive: the members of a group that came back. event: an event. steps: an ended job, whose steps move to history. superseded: a job to cancel, because another one has its dedupe key.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the name of the event.';
@@ -138,6 +138,9 @@ alter table pgqueue.heartbeats add column troubles jsonb;
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
+alter table pgqueue.heartbeats add column report_id bigint;
+create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
+comment on column pgqueue.heartbeats.report_id is 'The id of the report that came with it, for one that is sent again.';
 
 -- What became of the jobs of a bulk retry.
 create table pgqueue.retries (
@@ -702,7 +705,7 @@ create index limit_levels_spent on pgqueue.limit_levels (name, at) where is_spen
 create index limit_levels_past on pgqueue.limit_levels (at);
 comment on table pgqueue.limit_levels is 'Private: the levels of limits with a burst.';
 comment on column pgqueue.limit_levels.n is 'Order; of the levels of a limit the newest holds.';
-comment on column pgqueue.limit_levels.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_levels.name is 'The limit: kind:target; or spent:id:reservation, for what spent() was told of an attempt.';
 comment on column pgqueue.limit_levels.at is 'When.';
 comment on column pgqueue.limit_levels.level is 'The units in the bucket then; of a row that is_spent, what a job took beyond its cost.';
 comment on column pgqueue.limit_levels.is_spent is 'Whether spent() wrote it, and no claim has counted it yet.';

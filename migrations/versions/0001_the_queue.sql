@@ -922,7 +922,7 @@ create index limit_levels_spent on pgqueue.limit_levels (name, at) where is_spen
 create index limit_levels_past on pgqueue.limit_levels (at);
 comment on table pgqueue.limit_levels is 'Private: the levels of limits with a burst.';
 comment on column pgqueue.limit_levels.n is 'Order; of the levels of a limit the newest holds.';
-comment on column pgqueue.limit_levels.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_levels.name is 'The limit: kind:target; or spent:id:reservation, for what spent() was told of an attempt.';
 comment on column pgqueue.limit_levels.at is 'When.';
 comment on column pgqueue.limit_levels.level is 'The units in the bucket then; of a row that is_spent, what a job took beyond its cost.';
 comment on column pgqueue.limit_levels.is_spent is 'Whether spent() wrote it, and no claim has counted it yet.';
@@ -1090,8 +1090,8 @@ create table pgqueue.notes (
     look_at timestamptz not null,
     xid xid8 not null
 );
--- A group does not end before the members that are to come back with it are back.
-create index notes_members on pgqueue.notes (id) where kind = 'revive';
+-- A group does not end before the members that are to come back with it are back. A superseded job is asked to cancel.
+create index notes_by_id on pgqueue.notes (id) where kind in ('revive', 'superseded');
 comment on table pgqueue.notes is 'Private: a job or group to check again in a later transaction.';
 comment on column pgqueue.notes.n is 'The order in which rows were written.';
 comment on column pgqueue.notes.kind is
@@ -1145,9 +1145,11 @@ create table pgqueue.heartbeats (
     worker text not null,
     at timestamptz not null,
     memory bigint,
-    troubles jsonb
+    troubles jsonb,
+    report_id bigint
 );
 create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
+create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
 comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
@@ -1157,6 +1159,7 @@ comment on column pgqueue.heartbeats.memory is
     'The resident memory of the worker''s process in bytes; null: it did not report it.';
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
+comment on column pgqueue.heartbeats.report_id is 'The id of the report that came with it, for one that is sent again.';
 
 -- The log lines and stacks of handlers. Inserted, read by job, and deleted by age.
 create table pgqueue.job_logs (
