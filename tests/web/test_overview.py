@@ -166,7 +166,9 @@ def test_the_number_beside_the_sentence_says_where_it_was_counted_before(
     register(conn, "w", ["other"], 4)
     call(conn, "beat", "w")
     maintain(conn)
-    conn.execute("update pgqueue.samples set counted_at = at - interval '3 min' where queue = 'mail'")
+    conn.execute(
+        "update pgqueue.samples set counted_at = at - interval '3 min', is_ready_kept = true where queue = 'mail'"
+    )
     assert "<span>due jobs of mail, last hour</span><b>~1</b>" in ask("GET", "/").text
 
 
