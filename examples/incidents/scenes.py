@@ -237,7 +237,7 @@ INCIDENTS = {
             _unknown_task,
             lambda stage: not stage.live("task = 'sned_email'"),
             r"no worker has declared task sned_email; .* did you mean send_email\?",
-            ("no worker has declared task sned_email", "did you mean send_email?"),
+            ("worker has declared task sned_email", "did you mean send_email?"),
             queue="mail",
             cause="unknown_task",
         ),
