@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import httpx
@@ -24,10 +25,10 @@ def test_tenants_are_listed_by_their_jobs_and_one_is_paused_and_resumed(conn: ps
     assert "all 4 due jobs" in shown
     assert "tenant:*" in shown
     ask("POST", "/limit", do="pause", kind="limit_key", target="tenant:acme")
-    assert "tenant:acme 1 0 1 operator" in words(ask("GET", "/tenants").text)
+    assert re.search(r"tenant:acme 1 0 1 paused [\d.]+ m?s ago by alice", words(ask("GET", "/tenants").text))
     ask("POST", "/limit", do="resume", kind="limit_key", target="tenant:acme", source="operator")
     assert (
-        "operator"
+        "by alice"
         not in words(ask("GET", "/tenants").text).partition("Limits by tenant")[0].partition("tenant:acme")[2]
     )
 
