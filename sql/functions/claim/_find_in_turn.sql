@@ -336,8 +336,7 @@ begin
             from pgqueue.jobs j
             -- What is locked may have moved since it was found.
             where j.ctid = w.row_ctid and j.state in ('waiting', 'failed') and j.lane_key is null and j.ready_at <= p_now
-                and j.queue = p_lane.queue and j.priority = p_lane.priority
-                and j.ctid <> all (p_skipped)
+                and j.queue = p_lane.queue and j.priority = p_lane.priority and j.ctid <> all (p_skipped)
             for update skip locked
         ) j
         limit p_jobs

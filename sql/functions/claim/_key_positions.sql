@@ -56,9 +56,7 @@ as $$
 $$;
 
 -- The first job that is blocked behind another one of its key.
-create or replace function pgqueue._first_blocked(
-    p_queue text, p_key text, p_from bigint, p_below bigint default 9223372036854775807
-)
+create or replace function pgqueue._first_blocked(p_queue text, p_key text, p_from bigint, p_below bigint default 9223372036854775807)
 returns table (id bigint)
 language sql stable parallel safe rows 1
 as $$

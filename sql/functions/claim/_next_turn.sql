@@ -175,9 +175,7 @@ $$;
 -- among all queues, only drawn ones are asked, and the first draw with a due job counts; a slot without one draws among
 -- all that are due. Leaving out draws that do not count changes no share.
 -- round_robin: from a random queue on, in turn.
-create or replace function pgqueue._draw(
-    p_draw pgqueue.draw, p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz
-)
+create or replace function pgqueue._draw(p_draw pgqueue.draw, p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz)
 returns table (queue text, slots integer[])
 language plpgsql rows 10
 as $$

@@ -216,9 +216,7 @@ $$;
 
 -- The safety net. Checks the first job of each key that is blocked or was ever reserved, p_limit keys from p_cursor on, in
 -- one snapshot each: if it is blocked, a job of its key must execute or be due before it.
-create or replace function pgqueue._release_left_behind(
-    p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
-)
+create or replace function pgqueue._release_left_behind(p_limit integer, p_cursor text[], out released integer, out next_cursor text[])
 language plpgsql
 as $$
 declare

@@ -117,9 +117,8 @@ end
 $$;
 
 -- Gives the capacity of limits to these jobs in their order, where it is not enough for all, or some limits are not locked: reads
--- only. p_left: how many jobs may start under each limit; p_units: how many units, null: it counts jobs alone. started: the units of
--- each limit that start. unstarted, skipped: as _within_limits has them. blocked: those to be blocked, each on the limit that
--- blocked_on has the subscript of.
+-- only. p_left, p_units: how many jobs and units may start under each limit; no units: it counts jobs alone. started: the units of
+-- each that start. blocked, blocked_on: jobs to block, and the subscripts of their limits. The others are as of _within_limits.
 create or replace function pgqueue._allot_capacity(
     p_jobs pgqueue.candidate[], p_free integer, p_limits pgqueue.touched_limit[], p_of_jobs text[], p_costs integer[],
     p_places integer[], p_locked boolean[], p_left integer[], p_units double precision[],
@@ -213,9 +212,7 @@ begin
             array_agg(case when j.resumed then 101 else j.priority end order by c.ordinality)
         into costs, places
         from unnest(p_jobs) with ordinality c
-        cross join lateral (
-            select x.cost, x.resumed, x.priority from pgqueue.jobs x where x.ctid = c.row_ctid limit 1
-        ) j;
+        cross join lateral (select x.cost, x.resumed, x.priority from pgqueue.jobs x where x.ctid = c.row_ctid limit 1) j;
     end if;
     -- A limit that blocks jobs already has no capacity as a rule: it is counted without its lock. A pause never has.
     select
