@@ -254,12 +254,16 @@ def _beside(connection: Connection) -> tuple[list[float], list[float]]:
             _claim(connection, 50, queue="plain")
         return [after - one for one, after in zip(before, _counts(connection), strict=True)]
 
+    def least() -> list[float]:
+        # How far heads may move is a matter of time: what claims walk beyond them differs by a few percent, by chance.
+        return [min(each) for each in zip(*(measure() for _ in range(3)), strict=True)]
+
     measure()
-    before = measure()
+    before = least()
     _make_fair(connection)
     for tenant in range(50):
         _enqueue(connection, f"t{tenant}", 10)
-    return before, measure()
+    return before, least()
 
 
 _COUNTS = (
