@@ -58,7 +58,7 @@ def run(
     where: str | None = None,
 ) -> None:
     """Act on all jobs that match the filters, or the filter in `where`, and print how many were changed."""
-    wanted = None if where is None else {"states": _STATES[action], **_filter(where)}
+    wanted: Filter | None = None if where is None else {"states": _STATES[action], **_filter(where)}
     if wanted and (job_ids or given or everything):
         raise ConfigError(
             "--where excludes other filters",
