@@ -163,6 +163,6 @@ def test_the_numbers_of_several_databases_say_how_exact_they_are(
 ) -> None:
     call(large, "beat", "w")
     app = dashboards({"shop": database.dsn}, Options(authorize=lambda request: User("alice")))
-    page = httpx.get(serve(wrap=lambda _: app) + "/").text
+    page = httpx.get(serve(wrap=lambda _: app) + "/", timeout=30).text
     assert "~12,000" in page
     assert re.search(r"~ counted <time[^>]*>3[\d.]* min ago</time>", page)
