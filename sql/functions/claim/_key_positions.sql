@@ -75,8 +75,7 @@ language sql stable parallel safe rows 1
 as $$
     select x.id
     from pgqueue.jobs x
-    where x.state = 'executing' and x.key is not null
-        and (x.leader is null or x.leader = x.id)
+    where x.state = 'executing' and x.key is not null and (x.leader is null or x.leader = x.id)
         and x.queue = p_queue and x.key = p_key and x.id >= p_from
     order by x.queue, x.key, x.id
     limit 1

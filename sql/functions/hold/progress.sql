@@ -23,8 +23,7 @@ begin
         format('They are %s and %s.', coalesce(progress.done::text, 'null'), coalesce(progress.total::text, 'null')),
         'Give done as a number, and total as one or null where it is not known.'
     )
-    where progress.done is null
-        or progress.done in ('NaN', 'Infinity', '-Infinity')
+    where progress.done is null or progress.done in ('NaN', 'Infinity', '-Infinity')
         or progress.total in ('NaN', 'Infinity', '-Infinity');
 
     with held as materialized (

@@ -168,8 +168,7 @@ begin
         v_at_limit := array(
             select l.target
             from pgqueue.limits l
-            where l.kind = 'queue'
-                and (p_queues is null or l.target = any (p_queues))
+            where l.kind = 'queue' and (p_queues is null or l.target = any (p_queues))
                 and (not p_many or l.target = any (array(select x.queue from unnest(v_round.lanes) x)))
                 and pgqueue._queue_capacity(l.target, 1, p_now) = 0
         );

@@ -15,8 +15,7 @@ begin
     return exists (
         select
         from pgqueue.idle_workers s
-        where
-            s.queue = any (array(select unnest(is_wanted.queues) union all select ''))
+        where s.queue = any (array(select unnest(is_wanted.queues) union all select ''))
             and s.until > v_now and s.worker <> is_wanted.worker
     );
 end
