@@ -154,7 +154,7 @@ language plpgsql stable parallel safe
 as $$
 begin
     if num_nulls(pg_sequence_last_value('pgqueue.limits_n_seq'::regclass), pg_sequence_last_value('pgqueue.pauses_n_seq'::regclass)) = 2 then
-        return '{}';
+        return '{}'::text[];
     end if;
     return array(
         select x.target from pgqueue.limits x where x.kind = 'task' and num_nonnulls(x.max_executing, x.rate, x.max_cost) > 0
