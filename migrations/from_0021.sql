@@ -32,7 +32,7 @@ alter table pgqueue.notes alter kind type text using case
     else ('{"c": "parents", "w": "settle", "p": "ended", "r": "retried", "d": "doubtful", "g": "group", "m": "cancel",'
         ' "b": "revive", "e": "event", "s": "steps"}'::jsonb) ->> kind::text
 end;
-create index notes_members on pgqueue.notes (id) where kind = 'revive';
+create index notes_by_id on pgqueue.notes (id) where kind in ('revive', 'superseded');
 comment on column pgqueue.notes.kind is
     'parents: a new child and its parents. settle: a job that waits, and what it still waits for. ended: the children of a job that ended. retried: the children of a job that was retried. doubtful: a child whose dead or cancelled parent may come back. group: a group. recount: a group with members that were retried. cancel: the members of a group that is cancelled. revive: the members of a group that came back. event: an event. steps: an ended job, whose steps move to history. superseded: a job to cancel, because another one has its dedupe key.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the name of the event.';

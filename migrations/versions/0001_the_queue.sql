@@ -1090,8 +1090,8 @@ create table pgqueue.notes (
     look_at timestamptz not null,
     xid xid8 not null
 );
--- A group does not end before the members that are to come back with it are back.
-create index notes_members on pgqueue.notes (id) where kind = 'revive';
+-- A group does not end before the members that are to come back with it are back. A superseded job is asked to cancel.
+create index notes_by_id on pgqueue.notes (id) where kind in ('revive', 'superseded');
 comment on table pgqueue.notes is 'Private: a job or group to check again in a later transaction.';
 comment on column pgqueue.notes.n is 'The order in which rows were written.';
 comment on column pgqueue.notes.kind is

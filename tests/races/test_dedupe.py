@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue, ids, job, reserve, reserve_one, state, value
+from tests.calls import call, column, enqueue, ids, job, reserve, reserve_one, state, table, value
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.sessions import Session
@@ -398,22 +398,117 @@ def test_an_old_snapshot_that_shows_a_job_that_ended_inserts_and_then_meets_its_
 # Supersede
 
 
+def in_its_own_transaction(database: Database, held: Any) -> psycopg.Connection:
+    """A handler that began its own transaction, as job.transaction() does."""
+    handler = database.connect(autocommit=False)
+    assert call(handler, "hold", held.id, held.reservation) is True
+    return handler
+
+
+def end(conn: psycopg.Connection, how: str, held: Any) -> None:
+    """End the attempt; it is retried, or goes back."""
+    pair = (held.id, held.reservation)
+    if how in ("fail", "throttled", "snooze"):
+        call(conn, how, *pair, **({} if how == "fail" else {"delay": "1 s"}))
+    elif how == "exchange":
+        call(conn, "exchange", "w", failed=[pair[0]], failed_reservations=[pair[1]])
+    elif how == "release":
+        column(conn, "release", [pair[0]], [pair[1]])
+    else:
+        assert column(conn, "release_unheld", "w") == [held.id]
+
+
+ENDS = ["fail", "exchange", "release", "snooze", "throttled", "died"]
+
+
+@pytest.mark.parametrize("how", ENDS)
 def test_an_enqueue_does_not_wait_for_the_handler_that_it_supersedes(
+    database: Database, conn: psycopg.Connection, how: str
+) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    handler = in_its_own_transaction(database, held)
+    hears = database.connect()
+    hears.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
+    conn.execute("set lock_timeout = '5s'")
+    second = enqueue(conn, dedupe="d", on_conflict="supersede")
+    # It is asked while its row is locked.
+    assert [each.payload for each in hears.notifies(timeout=10, stop_after=1)] == ["cancel"]
+    [extended] = table(conn, "extend", [first], [held.reservation])
+    assert extended.cancel_requested is True
+    [why] = table(conn, "explain", first)
+    assert why.reason == "cancelling"
+    handler.rollback()
+    # Nothing has read the note yet.
+    end(conn, how, held)
+    assert (state(conn, first), state(conn, second)) == ("cancelled", "waiting")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_attempt_that_ends_before_the_enqueue_commits_is_the_last(
+    database: Database, conn: psycopg.Connection, how: str
+) -> None:
+    first = enqueue(conn, dedupe="d", retry_policy="fixed", retry_delay="1 hour")
+    held = reserve_one(conn)
+    handler = in_its_own_transaction(database, held)
+    producer = database.connect(autocommit=False)
+    second = enqueue(producer, dedupe="d", on_conflict="supersede")
+    handler.rollback()
+    end(conn, how, held)
+    # The request is not committed: it may still be rolled back.
+    assert state(conn, first) in ("failed", "waiting")
+    producer.commit()
+    wait_until(lambda: call(conn, "maintain") is not None and state(conn, first) == "cancelled")
+    assert state(conn, second) == "waiting"
+
+
+def test_a_superseded_job_that_is_reserved_again_before_the_enqueue_commits_is_asked(
     database: Database, conn: psycopg.Connection
 ) -> None:
     first = enqueue(conn, dedupe="d")
     held = reserve_one(conn)
-    # As job.transaction() does.
-    handler = database.connect(autocommit=False)
-    handler.execute("select from pgqueue.jobs where id = %s for update", [first])
-    conn.execute("set lock_timeout = '5s'")
-    second = enqueue(conn, dedupe="d", on_conflict="supersede")
-    asked = "select cancel_requested_at is not null from pgqueue.jobs where id = %s"
-    assert value(conn, asked, first) is False
+    handler = in_its_own_transaction(database, held)
+    producer = database.connect(autocommit=False)
+    second = enqueue(producer, dedupe="d", on_conflict="supersede")
     handler.rollback()
-    wait_until(lambda: call(conn, "maintain") is not None and value(conn, asked, first))
-    assert call(conn, "fail", first, held.reservation) == "cancelled"
-    assert ids(reserve(conn, 9)) == [second]
+    end(conn, "release", held)
+    again = reserve_one(conn)
+    assert again.id == first
+    handler = in_its_own_transaction(database, again)
+    producer.commit()
+    [extended] = table(conn, "extend", [first], [again.reservation])
+    assert extended.cancel_requested is True
+    handler.rollback()
+    end(conn, "fail", again)
+    assert (state(conn, first), ids(reserve(conn, 9))) == ("cancelled", [second])
+
+
+def test_a_request_that_is_rolled_back_leaves_the_handler_alone(database: Database, conn: psycopg.Connection) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    handler = in_its_own_transaction(database, held)
+    producer = database.connect(autocommit=False)
+    enqueue(producer, dedupe="d", on_conflict="supersede")
+    producer.rollback()
+    [extended] = table(conn, "extend", [first], [held.reservation])
+    assert extended.cancel_requested is False
+    handler.rollback()
+    assert call(conn, "fail", first, held.reservation) == "failed"
+
+
+def test_a_superseded_member_of_a_batch_is_cancelled_and_the_others_come_back(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "configure_task", "t", accumulate=True)
+    made = [enqueue(conn, args={"n": n}, key="k", dedupe=f"d{n}") for n in range(3)]
+    held = reserve(conn, 1, lease="1 hour")
+    assert ids(held) == made
+    handler = database.connect(autocommit=False)
+    assert [call(handler, "hold", row.id, row.reservation) for row in held] == [True] * 3
+    enqueue(conn, key="k", dedupe="d1", on_conflict="supersede")
+    handler.rollback()
+    assert call(conn, "fail", held[0].id, held[0].reservation) == "failed"
+    assert [state(conn, job_id) for job_id in made] == ["failed", "cancelled", "failed"]
 
 
 def test_a_superseded_job_that_its_handler_completes_meanwhile_has_succeeded(
@@ -421,8 +516,7 @@ def test_a_superseded_job_that_its_handler_completes_meanwhile_has_succeeded(
 ) -> None:
     first = enqueue(conn, dedupe="d")
     held = reserve_one(conn)
-    handler = database.connect(autocommit=False)
-    handler.execute("select from pgqueue.jobs where id = %s for update", [first])
+    handler = in_its_own_transaction(database, held)
     second = enqueue(conn, dedupe="d", on_conflict="supersede")
     assert call(handler, "complete", first, held.reservation)
     handler.commit()

@@ -147,6 +147,37 @@ async def test_a_lost_lease_rolls_everything_back_and_says_so(
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_handler_that_is_superseded_inside_is_asked_to_stop_and_writes_nothing(
+    kind: str, database: Database, conn: psycopg.Connection, written: Callable[[], list[int]]
+) -> None:
+    app = App()
+    began = threading.Event()
+
+    def synchronous(job_: Job) -> None:
+        with job_.transaction() as connection:
+            connection.execute("insert into written values (1)")
+            began.set()
+            if job_.cancelled.wait(60):
+                raise LookupError(job_.cancelled.reason)
+
+    async def asynchronous(job_: Job) -> None:
+        async with job_.transaction() as connection:
+            await connection.execute("insert into written values (1)")
+            began.set()
+            await asyncio.sleep(60)
+
+    app.task(name="t")(asynchronous if kind == "async" else synchronous)
+    # Leases are not extended by themselves: the notification alone has the worker ask.
+    async with working(app, database.dsn, lease=NEVER):
+        first = enqueue(conn, dedupe="d")
+        await wait_until_async(began.is_set)
+        second = enqueue(conn, dedupe="d", on_conflict="supersede", delay="1 hour")
+        assert await done(conn, first) == ["cancelled"]
+    assert written() == []
+    assert job(conn, second).state == "waiting"
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_the_lease_holds_while_the_transaction_lives(
     kind: str, database: Database, conn: psycopg.Connection, written: Callable[[], list[int]]
 ) -> None:

@@ -130,17 +130,19 @@ begin
         end;
     end if;
     if v_attempt.policy_error is not null then
-        if p_strict then
-            perform pgqueue._refuse(
-                format('policy %s is not one of this task', v_attempt.policy),
-                format('The task has no %s.', case v_attempt.policy when 'list' then 'retry_delays' else 'retry_function' end),
-                'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
-            );
-        end if;
+        perform pgqueue._refuse(
+            format('policy %s is not one of this task', v_attempt.policy),
+            format('The task has no %s.', case v_attempt.policy when 'list' then 'retry_delays' else 'retry_function' end),
+            'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
+        )
+        where p_strict;
         v_attempt.retry_in := null;
         v_attempt.policy := null;
     end if;
 
+    v_attempt.cancel := coalesce(
+        v_attempt.cancel, (select false from pgqueue.notes n where n.kind = 'superseded' and n.id = v_attempt.job_id limit 1)
+    );
     v_attempt.state := case
         when v_attempt.cancel is not null then 'cancelled'
         when not coalesce(v_attempt.retry, true) or v_attempt.attempts >= v_attempt.max_attempts then 'dead'
@@ -197,7 +199,8 @@ begin
     perform pgqueue._finish(array_agg(c.id), array_agg(c.reservation), true, 'cancelled')
     from pgqueue._lock_members(p_attempt.members) f
     cross join lateral (
-        select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
+        select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and (j.cancel_requested_at is not null
+            or exists (select from pgqueue.notes n where n.kind = 'superseded' and n.id = f.id)) limit 1
     ) c
     having count(*) > 0;
     v_left := array(select f.id from pgqueue._lock_members(p_attempt.members) f);

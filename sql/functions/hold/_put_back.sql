@@ -37,6 +37,9 @@ begin
         v_back := p_job_ids || array(select f.id from pgqueue._lock_members(v_members) f);
     end if;
 
+    -- A request that found the row locked: see _supersede.
+    perform pgqueue._request_cancel(array_agg(n.id))
+    from pgqueue.notes n where n.kind = 'superseded' and n.id = any (v_back) having count(*) > 0;
     select array_agg(j.id) as ids, array_agg(j.reservation) as reservations into v_cancelled
     from pgqueue.jobs j
     where j.id = any (v_back) and j.cancel_requested_at is not null;

@@ -24,7 +24,6 @@ declare
 begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
     perform pgqueue._check_lease(extend.lease);
-
     if cardinality(extend.started) <> cardinality(extend.job_ids) then
         perform pgqueue._refuse(
             'started must match job_ids',
@@ -77,6 +76,7 @@ begin
         -- Not least(), which takes null for no bound.
         case when u.until > v_until then v_until else u.until end,
         h.cancel_requested_at is not null
+            or exists (select from pgqueue.notes n where n.kind = 'superseded' and n.id = h.id)
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
         select j.id, j.leader, j.lease_expires_at, j.cancel_requested_at

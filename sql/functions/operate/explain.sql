@@ -37,6 +37,8 @@ begin
         return;
     end if;
     state := v_job.state::text;
+    v_job.cancel_requested_at := coalesce(v_job.cancel_requested_at,
+        (select min(n.look_at) from pgqueue.notes n where n.kind = 'superseded' and n.id = v_job.id));
     select format('attempt %s of %s', v_job.attempts + (v_job.state <> 'executing')::integer,
         pgqueue._max_attempts(v_job.max_attempts, t.max_attempts, t.accumulate))
     into v_attempt

@@ -75,7 +75,7 @@ begin
             when 'revive' then
                 perform pgqueue._revive_members(r.id, r.after) from unnest(v_found.notes) r;
             when 'superseded' then
-                perform pgqueue._supersede(s.id) from unnest(v_found.ids) s (id);
+                perform pgqueue._supersede(s.id, true) from unnest(v_found.ids) s (id);
             when 'group', 'recount' then
                 perform pgqueue._look_at_groups(v_found.ids, v_found.kind = 'recount');
         end case;
