@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, enqueue, enqueue_many, job, reserve_one, table
+from tests.calls import Row, call, enqueue, enqueue_many, job, reserve, reserve_one, table
 
 NOON = "2030-01-01 12:00+00"
 
@@ -122,18 +122,18 @@ def test_a_job_that_is_blocked_without_a_reason_says_so(conn: psycopg.Connection
 
 
 @pytest.mark.parametrize(
-    ("kind", "target", "name"),
+    ("kind", "target", "name", "row"),
     [
-        ("queue", "default", "queue:default"),
-        ("task", "t", "task:t"),
-        ("key", "or", "key:or"),
-        ("limit_key", "acme", "limit_key:acme"),
-        ("limit_key", "ac*", "limit_key:acme"),
-        ("limit_key", "*", "limit_key:acme"),
+        ("queue", "default", "queue:default", ""),
+        ("task", "t", "task:t", ""),
+        ("key", "or", "key:or", ""),
+        ("limit_key", "acme", "limit_key:acme", ""),
+        ("limit_key", "ac*", "limit_key:acme", " (set for ac*)"),
+        ("limit_key", "*", "limit_key:acme", " (set for *)"),
     ],
 )
 def test_a_limit_without_capacity_is_a_reason(
-    conn: psycopg.Connection, clock: Clock, kind: str, target: str, name: str
+    conn: psycopg.Connection, clock: Clock, kind: str, target: str, name: str, row: str
 ) -> None:
     clock.set(NOON)
     first, second = enqueue_many(conn, 2)
@@ -143,7 +143,7 @@ def test_a_limit_without_capacity_is_a_reason(
     assert explain(conn, second).reason == "no_worker"
     call(conn, "set_limit", kind, target, max_executing=1)
     found = explain(conn, second)
-    assert (found.reason, found.detail) == ("limit", f"1 of 1 jobs execute under the limit {name}")
+    assert (found.reason, found.detail) == ("limit", f"1 of 1 jobs execute under the limit {name}{row}")
     change(conn, second, state="blocked", blocked_on=name)
     assert explain(conn, second).detail == found.detail
     call(conn, "drop_limit", kind, target)
@@ -159,6 +159,21 @@ def test_of_two_limits_for_a_limit_key_its_own_holds_and_else_the_longer(conn: p
     assert explain(conn, job_id).reason == "no_worker"
     call(conn, "set_limit", "limit_key", "acme", max_executing=0)
     assert explain(conn, job_id).reason == "limit"
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"rate": 1, "per": "1 h"}, "1 of 1 jobs started within 01:00:00 under the limit limit_key:acme (set for ac*)"),
+        ({"max_cost": 1}, "its limit limit_key:acme (set for ac*) has 0 of 1 units"),
+    ],
+)
+def test_a_limit_of_a_prefix_is_named_with_its_row(conn: psycopg.Connection, parts: dict[str, Any], says: str) -> None:
+    call(conn, "set_limit", "limit_key", "ac*", **parts)
+    _, second = enqueue_many(conn, 2, limit_key="acme", cost=1)
+    assert len(reserve(conn, 2)) == 1
+    found = explain(conn, second)
+    assert (found.reason, found.detail.partition(", ")[0]) == ("limit", says)
 
 
 def test_a_rate_that_is_used_up_is_a_reason_and_says_until_when(conn: psycopg.Connection, clock: Clock) -> None:

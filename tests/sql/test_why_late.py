@@ -120,23 +120,23 @@ def test_a_limit_is_named_with_how_many_wait_for_it(conn: psycopg.Connection, cl
     hello(conn)
     found = why(conn)
     assert (found.severity, found.cause, found.subject, found.lag) == ("warning", "limit", "limit_key:tenant:a", 0)
-    assert "1 of 1 jobs execute under the limit limit_key:tenant:a; it holds back 4 jobs" in found.evidence
+    assert (
+        "1 of 1 jobs execute under the limit limit_key:tenant:a (set for tenant:*); it holds back 4 jobs"
+        in found.evidence
+    )
     assert found.stuck_for == 600
-    assert found.remedy.endswith("pgqueue limits set limit_key tenant:a --max-executing 2")
+    assert found.remedy.endswith("pgqueue limits set limit_key 'tenant:*' --max-executing 2")
 
 
 @pytest.mark.parametrize(
     ("parts", "flags"),
     [
-        (
-            {"max_executing": 1, "rate": 9, "per": "1 h", "burst": 4},
-            "--max-executing 2 --rate 9 --per 01:00:00 --burst 4",
-        ),
-        ({"max_executing": 50, "rate": 1, "per": "1 h"}, "--max-executing 50 --rate 2 --per 01:00:00"),
-        ({"max_executing": 50, "max_cost": 1}, "--max-executing 50 --max-cost 2"),
+        ({"max_executing": 1, "rate": 9, "per": "1 h", "burst": 4}, "--max-executing 2"),
+        ({"max_executing": 50, "rate": 1, "per": "1 h"}, "--rate 2 --per 01:00:00"),
+        ({"max_executing": 50, "max_cost": 1}, "--max-cost 2"),
     ],
 )
-def test_the_command_that_raises_a_limit_of_a_prefix_keeps_its_other_parts(
+def test_the_command_that_raises_a_limit_of_a_prefix_changes_that_row(
     conn: psycopg.Connection, clock: Clock, parts: dict[str, Any], flags: str
 ) -> None:
     call(conn, "set_limit", "limit_key", "tenant:*", **parts)
@@ -145,7 +145,14 @@ def test_the_command_that_raises_a_limit_of_a_prefix_keeps_its_other_parts(
     reserve(conn, 5)
     clock.advance("10 min")
     hello(conn)
-    assert why(conn).remedy.endswith(f"pgqueue limits set limit_key tenant:a {flags}")
+    remedy = why(conn).remedy
+    assert remedy.endswith(f"pgqueue limits set limit_key 'tenant:*' {flags}")
+    # Followed, it lets the next job start, and leaves the other parts as they are.
+    options = dict(zip((flag[2:].replace("-", "_") for flag in flags.split()[::2]), flags.split()[1::2], strict=True))
+    before = value(conn, "select to_jsonb(l) from pgqueue.limits l")
+    call(conn, "set_limit", "limit_key", "tenant:*", **options)
+    after = value(conn, "select to_jsonb(l) from pgqueue.limits l")
+    assert {part for part in after if after[part] != before[part]} - {"set_at"} == {next(iter(options))}
 
 
 def test_the_command_that_raises_a_limit_names_its_part_alone(conn: psycopg.Connection, clock: Clock) -> None:

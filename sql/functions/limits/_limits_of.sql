@@ -211,7 +211,7 @@ begin
 end
 $$;
 
--- The limit that a job is at; p_name: if it is this one.
+-- The limit that a job is at, and for what it was set if that is tenant:*; p_name: if it is this one.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
 language plpgsql stable rows 1
@@ -224,18 +224,19 @@ begin
         l.name,
         case
             when c.units < w.units and (w.units > 1 or num_nonnulls(l.max_cost, l.burst) > 0) then format(
-                'its limit %s has %s of %s units%s', l.name, to_char(floor(c.units), 'FM999,999,999,990'),
+                'its limit %s has %s of %s units%s', r.rule, to_char(floor(c.units), 'FM999,999,999,990'),
                 to_char(w.units, 'FM999,999,999,990'),
                 case when c.timed then ', full enough in ' || ceil(extract(epoch from a.next_at - p_now)) || ' s' end
             )
             when c.timed
                 then format('%s of %s jobs started within %s under the limit %s', to_char(l.rate - c.capacity, 'FM999,999,999,990'),
-                    to_char(l.rate, 'FM999,999,999,990'), l.per, l.name)
+                    to_char(l.rate, 'FM999,999,999,990'), l.per, r.rule)
             -- Counted up to the limit.
-            else format('%1$s of %1$s jobs execute under the limit %2$s', to_char(l.max_executing, 'FM999,999,999,990'), l.name)
+            else format('%1$s of %1$s jobs execute under the limit %2$s', to_char(l.max_executing, 'FM999,999,999,990'), r.rule)
         end,
         a.next_at
     from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
+    cross join lateral (select concat(l.name, ' (set for ' || nullif(l.rule, l.target) || ')') as rule) r
     cross join lateral pgqueue._capacity_of(l, p_now, v_lease_head) c
     -- All wait for the first that it blocks.
     cross join lateral (

@@ -152,7 +152,7 @@ as $$
         ) x
     ) s
     left join pgqueue._limits_of(null, case s.kind when 'task' then s.name end, null, case s.kind when 'limit_key' then s.name end) l on true
-    -- See _late_by_rule.
+    -- A row of its own takes the place of that of target*, so it gets all parts of it.
     left join lateral (select l.* where l.rule <> l.target) a on true
     where s.share >= 0.5 and (s.kind = 'limit_key' or s.usual < 0.34)
     order by s.kind = 'task', s.share desc

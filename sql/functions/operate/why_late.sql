@@ -205,22 +205,14 @@ as $$
             pgqueue._counted(h.jobs + case when n.name ~ '^(queue|max_share):' then p_late else 0 end)
         ),
         coalesce((
-            select concat(
-                'raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.target),
-                ' --max-executing ' || case r.part when 'jobs' then least(greatest(2 * l.max_executing, 1), 1000000) else a.max_executing end,
-                ' --rate ' || case r.part when 'rate' then least(2 * l.rate::bigint, 1000000000) else a.rate end
-                    || ' --per ' || pgqueue._shell_quoted(l.per::text),
-                ' --max-cost ' || case r.part when 'cost' then least(2 * l.max_cost::bigint, 1000000000) else a.max_cost end,
-                ' --burst ' || a.burst
-            )
+            select concat('raise it, if what it protects allows that: pgqueue limits set ', l.kind, ' ', pgqueue._shell_quoted(l.rule), case
+                when n.detail ~ 'jobs started within|full enough in' or num_nonnulls(l.max_executing, l.max_cost) = 0
+                    then format(' --rate %s --per %s', least(2 * l.rate::bigint, 1000000000), pgqueue._shell_quoted(l.per::text))
+                when l.max_executing is null or (l.max_cost is not null and n.detail ~ ' units')
+                    then ' --max-cost ' || least(2 * l.max_cost::bigint, 1000000000)
+                else ' --max-executing ' || least(greatest(2 * l.max_executing, 1), 1000000)
+            end)
             from pgqueue._limits_of(p_held.queue, p_held.task, p_held.key, p_held.limit_key) l
-            -- A row of its own takes the place of that of target*, so it gets all parts of it.
-            left join lateral (select l.* where l.rule <> l.target) a on true
-            cross join lateral (select case
-                when n.detail ~ 'jobs started within|full enough in' or num_nonnulls(l.max_executing, l.max_cost) = 0 then 'rate'
-                when l.max_executing is null or (l.max_cost is not null and n.detail ~ ' units') then 'cost'
-                else 'jobs'
-            end) r (part)
             where l.name = n.name
             limit 1
         ), 'start more workers, or: pgqueue queues set ' || pgqueue._shell_quoted(p_held.queue) || ' --max-share 1')
