@@ -346,6 +346,18 @@ def test_a_job_is_in_the_lane_of_its_tenant_however_it_is_enqueued(
     assert tenants(conn, reserve(conn, 5)) == ["a"]
 
 
+@pytest.mark.parametrize("options", [{}, {"limit_key": "a"}, {"priority": 3}, {"queue": "plain"}])
+def test_a_job_is_written_once_also_without_a_limit_key(conn: psycopg.Connection, options: dict[str, Any]) -> None:
+    enqueue(conn, **options)
+    written = "select array[n_tup_ins, n_tup_upd] from pg_stat_xact_user_tables where relid = 'pgqueue.jobs'::regclass"
+    with conn.transaction():
+        inserted, updated = value(conn, written)
+        job_id = enqueue(conn, **options)
+        assert value(conn, written) == [inserted + 1, updated]
+    expected = None if "queue" in options else value(conn, "select pgqueue._lane_of(%s)", options.get("limit_key"))
+    assert value(conn, "select lane_key from pgqueue.jobs where id = %s", job_id) == expected
+
+
 def _replaced(conn: psycopg.Connection, clock: Clock) -> None:
     enqueue(conn, limit_key="a", dedupe="d", delay="1 day")
     off_the_path_of_the_future(conn, clock)

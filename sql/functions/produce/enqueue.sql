@@ -86,21 +86,13 @@ begin
     )
     select
         coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
-        coalesce(
-            enqueue.priority, t.priority, (enqueue.declared ->> 'priority')::smallint,
-            (select q.priority from pgqueue.queues q
-            where q.name = coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default')),
-            0
-        ),
+        coalesce(enqueue.priority, t.priority, (enqueue.declared ->> 'priority')::smallint, q.priority, 0),
         coalesce(v_run_at, v_now), coalesce(v_ready_at, v_now), v_now,
         pgqueue._after(
             greatest(v_run_at, v_now), coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval)
         ),
         enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key,
-        case
-            when enqueue.limit_key is not null
-                then pgqueue._lane_key(coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.limit_key)
-        end,
+        case when q.fair_by is not null then pgqueue._lane_of(enqueue.limit_key) end,
         enqueue.timeout, enqueue.cost,
         -- The first of its transaction, or the first that is due. Null: an event is on its way, or above READ COMMITTED. See _hand_off.
         case
@@ -121,6 +113,7 @@ begin
         where e.name = enqueue.task
         offset 0
     ) t on true
+    left join pgqueue.queues q on q.name = coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default')
     where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
     returning
         id, queue, priority, lane_key,
@@ -143,12 +136,6 @@ begin
     end if;
     perform pgqueue._refuse_without_key(enqueue.task) where v_id is null;
     if not v_is_known then
-        if v_lane_key is null then
-            v_lane_key := pgqueue._lane_key(v_queue, null);
-            if v_lane_key is not null then
-                update pgqueue.jobs j set lane_key = v_lane_key where j.id = v_id;
-            end if;
-        end if;
         perform pgqueue._register_lane(v_queue, v_priority, v_now, array[v_lane_key]);
     end if;
     perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null) where v_wakes;
