@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, ids, job, maintain, reserve, reserve_one, state, table, value
+from tests.calls import Row, call, column, enqueue, ids, job, maintain, reserve, reserve_one, state, table, value
 from tests.databases import Database
 
 MODES = ["skip", "replace", "merge", "debounce"]
@@ -475,3 +475,46 @@ def test_a_job_that_waits_for_others_supersedes_in_a_batch_and_in_a_load(conn: p
     assert list(held) == ["parent"]
     assert call(conn, "complete", parent, held["parent"].reservation)
     assert [each.task for each in reserve(conn, 9)] == ["t"]
+
+
+@pytest.mark.parametrize("is_executing", [False, True])
+@pytest.mark.parametrize("dedupe_for", [None, "1 hour"])
+def test_a_child_whose_parent_in_the_call_is_refused_supersedes_nothing(
+    conn: psycopg.Connection, is_executing: bool, dedupe_for: str | None
+) -> None:
+    enqueue(conn, "a", dedupe="p")
+    first = enqueue(conn, "t", dedupe="d", dedupe_for=dedupe_for)
+    if is_executing:
+        reserve(conn, 2)
+    refused = {"task": "a", "dedupe": "p", "on_conflict": "raise", "ref": "p"}
+    child = {"task": "t", "dedupe": "d", "on_conflict": "supersede", "depends_on": ["p"]}
+    key = "select to_jsonb(d) from pgqueue.dedupe_keys d where d.task = 't'"
+    before = value(conn, key)
+    # Also where several of the call supersede each other.
+    for children in ([child], [child, child, child]):
+        rows = batch(conn, refused, *children)
+        assert [row.outcome for row in rows] == ["error"] * len(rows)
+        assert value(conn, key) == before
+    found = job(conn, first)
+    assert (found.state, found.cancel_requested_at) == ("executing" if is_executing else "waiting", None)
+    assert enqueue(conn, dedupe="d") == first
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_a_call_the_last_job_that_is_not_refused_supersedes(conn: psycopg.Connection, place: int) -> None:
+    enqueue(conn, "a", dedupe="p")
+    first = enqueue(conn, "t", dedupe="d")
+    refused = {"task": "a", "dedupe": "p", "on_conflict": "raise", "ref": "p"}
+    child = {"task": "t", "dedupe": "d", "on_conflict": "supersede", "depends_on": ["p"]}
+    alone = {"task": "t", "dedupe": "d", "on_conflict": "supersede"}
+    jobs = [child, child]
+    jobs.insert(place, alone)
+    rows = batch(conn, refused, *jobs)
+    assert [row.outcome for row in rows[1:]] == ["superseded" if each is alone else "error" for each in jobs]
+    last = rows[1 + place].job_id
+    assert (state(conn, first), state(conn, last), enqueue(conn, dedupe="d")) == ("cancelled", "waiting", last)
+    assert value(conn, "select array_agg(id order by id) from pgqueue.all_jobs where task = 't'") == [first, last]
+
+
+def batch(conn: psycopg.Connection, *jobs: dict[str, Any]) -> list[Row]:
+    return table(conn, "enqueue_batch", [Jsonb(each) for each in jobs])

@@ -109,8 +109,7 @@ begin
         perform pgqueue._refuse(
             format('%s must be called in a READ COMMITTED transaction', p_function),
             format('This transaction is %s.', upper(current_setting('transaction_isolation') collate "C")),
-            'Call it in a separate transaction: begin isolation level read committed.',
-            '25001'
+            'Call it in a separate transaction: begin isolation level read committed.', '25001'
         );
     end if;
 end

@@ -1,10 +1,10 @@
 -- The jobs of enqueue_batch that have dedupe keys. Takes the keys in one order, so that two batches cannot deadlock.
 
 -- p_deduped: the numbers of the jobs that have dedupe keys. They share one wait, and at first one exception block, which is a
--- subtransaction; if a job is refused there, each gets its own.
+-- subtransaction; if a job is refused there, each gets its own. superseded, had_until: as _dedupe has them.
 create or replace function pgqueue._batch_deduped(
     p_jobs pgqueue.jobs[], p_given jsonb[], p_deduped integer[],
-    inout ids bigint[], inout outcomes text[], inout errors jsonb[]
+    inout ids bigint[], inout outcomes text[], inout errors jsonb[], out superseded bigint[], out had_until timestamptz[]
 )
 language plpgsql
 as $$
@@ -26,13 +26,16 @@ begin
         begin
             foreach v_n in array v_deduped[v_from : v_from + v_size - 1] loop
                 errors[v_n] := null;
-                select d.job_id, d.outcome into v_done
+                superseded[v_n] := null;
+                select d.* into v_done
                 from pgqueue._dedupe(
                     p_jobs[v_n], (p_given[v_n] ->> 'dedupe_for')::interval, p_given[v_n] ->> 'on_conflict',
                     (p_given[v_n] ->> 'debounce_max')::interval, v_deadline
                 ) d;
                 ids[v_n] := v_done.job_id;
                 outcomes[v_n] := v_done.outcome;
+                superseded[v_n] := v_done.superseded;
+                had_until[v_n] := v_done.had_until;
                 if outcomes[v_n] = 'refused' then
                     v_wrong := pgqueue._dedupe_refusal(p_jobs[v_n], ids[v_n]);
                     errors[v_n] := pgqueue._refusal(v_wrong[4], v_wrong[1], v_wrong[2], v_wrong[3]);

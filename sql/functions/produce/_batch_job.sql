@@ -145,7 +145,7 @@ begin
         end;
         if p_errors[v_n] is not null then
             delete from pgqueue.jobs j where j.id = p_ids[v_n];
-            perform pgqueue._free_dedupe(array[p_ids[v_n]]);
+            perform pgqueue._free_dedupe(array[p_ids[v_n]]) where p_outcomes[v_n] = 'inserted';
             continue;
         end if;
         if v_parents <> (p_jobs[v_n]).depends_on then

@@ -5,12 +5,13 @@
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
 -- *job*, and checks that the row still exists; else it starts again. A transaction that ends a job also locks the job first, and
 -- then deletes its row; so the two cannot wait for each other. Only a row whose time is over, which no ending job deletes, and
--- the row of a job that it supersedes, for which it then does not wait, are updated in place.
+-- the row of a job that it supersedes, for which it then does not wait, are updated in place. The caller ends that job (superseded,
+-- and until when it had the key), when nothing can refuse the new one any more.
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
 create or replace function pgqueue._dedupe(
     p_job pgqueue.jobs, p_dedupe_for interval, p_on_conflict text, p_debounce_max interval, p_deadline timestamptz,
-    out job_id bigint, out outcome text
+    out job_id bigint, out outcome text, out superseded bigint, out had_until timestamptz
 )
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
@@ -51,7 +52,8 @@ begin
                 and d.until is not distinct from v_existing.until;
             continue when not found;
             if v_is_free is not true then
-                perform pgqueue._supersede(v_existing.job_id);
+                superseded := v_existing.job_id;
+                had_until := v_existing.until;
                 outcome := 'superseded';
             end if;
             exit;
@@ -89,8 +91,7 @@ begin
     if not found then
         return (select 'skipped' from pgqueue.jobs j where j.id = p_job_id);
     end if;
-    perform from pgqueue.dedupe_keys d where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = p_job_id;
-    if not found then
+    if not exists (select from pgqueue.dedupe_keys d where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = p_job_id) then
         return null;
     end if;
 
@@ -132,6 +133,7 @@ declare
     -- Takes the xid before it draws the id: see _head.
     v_now constant timestamptz := pgqueue._ready_at(null);
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), v_now, o);
+    v_superseded bigint;
 begin
     if v_job.dedupe is null then
         perform pgqueue._insert_jobs(array[v_job]);
@@ -139,15 +141,14 @@ begin
         outcome := 'inserted';
     else
         begin
-            select d.job_id, d.outcome into job_id, outcome
+            select d.job_id, d.outcome, d.superseded into job_id, outcome, v_superseded
             from pgqueue._dedupe(v_job, o.dedupe_for, o.on_conflict, o.debounce_max, pgqueue._dedupe_deadline()) d;
+            perform pgqueue._supersede(v_superseded) where v_superseded is not null;
         exception when lock_not_available then
             outcome := 'refused';
         end;
-        if outcome = 'refused' then
-            perform pgqueue._refuse(r.wrong[1], r.wrong[2], r.wrong[3], r.wrong[4])
-            from pgqueue._dedupe_refusal(v_job, job_id) r (wrong);
-        end if;
+        perform pgqueue._refuse(r.wrong[1], r.wrong[2], r.wrong[3], r.wrong[4])
+        from pgqueue._dedupe_refusal(v_job, job_id) r (wrong) where outcome = 'refused';
     end if;
     if v_job.depends_on is not null and outcome in ('inserted', 'superseded') then
         perform pgqueue._add_dependencies(array[job_id], v_job.followers);

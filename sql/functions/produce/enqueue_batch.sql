@@ -25,17 +25,18 @@ declare
     v_given bigint[];
     v_outcomes text[];
     v_errors jsonb[];
+    v_superseded bigint[];
+    v_had_until timestamptz[];
     v_detail text;
     v_hint text;
     v_n integer;
 begin
-    if enqueue_batch.jobs is null or array_ndims(enqueue_batch.jobs) > 1 then
-        perform pgqueue._refuse(
-            'jobs must be an array of JSON objects',
-            case when enqueue_batch.jobs is null then 'It is null.' else 'It has more than one dimension.' end,
-            'Give jobs as jsonb[], one object of options for each job, such as {"task": "resize", "args": {"id": 1}}.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'jobs must be an array of JSON objects',
+        case when enqueue_batch.jobs is null then 'It is null.' else 'It has more than one dimension.' end,
+        'Give jobs as jsonb[], one object of options for each job, such as {"task": "resize", "args": {"id": 1}}.'
+    )
+    where enqueue_batch.jobs is null or array_ndims(enqueue_batch.jobs) > 1;
     v_plain.created_at := v_now;
     v_plain.run_at := v_now;
     v_plain.ready_at := v_now;
@@ -130,12 +131,20 @@ begin
 
     v_given := v_ids;
     if v_deduped <> '{}' then
-        select d.ids, d.outcomes, d.errors into v_ids, v_outcomes, v_errors
+        select d.ids, d.outcomes, d.errors, d.superseded, d.had_until into v_ids, v_outcomes, v_errors, v_superseded, v_had_until
         from pgqueue._batch_deduped(v_jobs, enqueue_batch.jobs, v_deduped, v_ids, v_outcomes, v_errors) d;
     end if;
     if v_children <> '{}' then
         v_errors := pgqueue._batch_children(v_jobs, v_children, v_given, v_ids, v_outcomes, v_errors);
     end if;
+    -- Backwards: of several with one key the first has what had it before the call. A job that was refused gives it back.
+    for v_n in reverse coalesce(array_upper(v_superseded, 1), 0)..1 loop
+        continue when v_superseded[v_n] is null;
+        update pgqueue.dedupe_keys d
+        set job_id = v_superseded[v_n], until = v_had_until[v_n]
+        where d.job_id = v_ids[v_n] and v_errors[v_n] is not null;
+        perform pgqueue._supersede(v_superseded[v_n]) where not found;
+    end loop;
 
     return query
     select r.ord, case when r.error is null then r.id end, case when r.error is null then r.outcome else 'error' end, r.error

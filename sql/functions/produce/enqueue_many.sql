@@ -32,11 +32,10 @@ begin
     if enqueue_many.dedupe is not null or enqueue_many.args is null then
         perform pgqueue._check_options(v_options);
     end if;
-    if enqueue_many.args is null then
-        perform pgqueue._refuse(
-            'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
-        );
-    end if;
+    perform pgqueue._refuse(
+        'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
+    )
+    where enqueue_many.args is null;
     if not isfinite(enqueue_many.spread) or enqueue_many.spread not between '0' and '1 year' then
         perform pgqueue._refuse(
             'spread must be between zero and a year', format('It is %s.', enqueue_many.spread),

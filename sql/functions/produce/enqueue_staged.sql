@@ -150,6 +150,7 @@ declare
     v_children bigint[] := '{}'::bigint[];
     v_traceless bigint[] := '{}'::bigint[];
     v_id bigint;
+    v_superseded bigint;
     v_outcome text;
     v_outcomes jsonb := '{}'::jsonb;
     v_wrong text[];
@@ -175,8 +176,9 @@ begin
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
         else
-            select d.job_id, d.outcome into v_id, v_outcome
+            select d.job_id, d.outcome, d.superseded into v_id, v_outcome, v_superseded
             from pgqueue._dedupe(v_job, v_row.dedupe_for, v_row.on_conflict, v_row.debounce_max, v_deadline) d;
+            perform pgqueue._supersede(v_superseded) where v_superseded is not null;
             if v_outcome = 'refused' then
                 v_wrong := pgqueue._dedupe_refusal(v_job, v_id);
                 perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3], v_wrong[4]);

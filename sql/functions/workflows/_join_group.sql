@@ -17,10 +17,8 @@ begin
     if not found or v_found.group_id is null then
         perform pgqueue._refuse(
             format('group_id names %s, which is no group', p_group_id),
-            case
-                when found then 'It is a job, and not a member of a group.'
-                else 'There is no such group, or it has ended. Nothing was enqueued.'
-            end,
+            case when found then 'It is a job, and not a member of a group.'
+                else 'There is no such group, or it has ended. Nothing was enqueued.' end,
             'Give the id that open_group() returned, or that of a member that has not ended.'
         );
     end if;
