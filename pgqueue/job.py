@@ -304,8 +304,8 @@ class Job:
     def spent(self, units: int) -> Any:
         """Say how many units this attempt has taken, in place of the job's cost. On the loop, await it.
 
-        The difference counts under each of its limits with a rate. Call it once, when it is known, before the job ends.
-        Returns whether the reservation still holds; True in a test without a row.
+        The difference counts under each of its limits with a rate. Call it when it is known, before the job ends; a
+        later call replaces an earlier one. Returns whether the reservation still holds; True in a test without a row.
 
             answer = llm.complete(prompt)
             job.spent(answer.usage.total_tokens)

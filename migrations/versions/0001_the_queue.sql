@@ -922,7 +922,7 @@ create index limit_levels_spent on pgqueue.limit_levels (name, at) where is_spen
 create index limit_levels_past on pgqueue.limit_levels (at);
 comment on table pgqueue.limit_levels is 'Private: the levels of limits with a burst.';
 comment on column pgqueue.limit_levels.n is 'Order; of the levels of a limit the newest holds.';
-comment on column pgqueue.limit_levels.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_levels.name is 'The limit: kind:target; or spent:id:reservation, for what spent() was told of an attempt.';
 comment on column pgqueue.limit_levels.at is 'When.';
 comment on column pgqueue.limit_levels.level is 'The units in the bucket then; of a row that is_spent, what a job took beyond its cost.';
 comment on column pgqueue.limit_levels.is_spent is 'Whether spent() wrote it, and no claim has counted it yet.';

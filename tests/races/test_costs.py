@@ -87,7 +87,24 @@ def test_what_is_spent_and_not_committed_counts_from_its_commit_on(
     assert _claim(conn, clock) == []
     clock.advance("2 s")
     assert _claim(conn, clock) == [after]
-    assert value(conn, "select count(*) from pgqueue.limit_levels") == 1
+    assert value(conn, "select count(*) from pgqueue.limit_levels where name = 'task:t'") == 1
+
+
+def test_a_call_that_is_repeated_while_the_first_is_being_committed_counts_once(
+    conn: psycopg.Connection, other: psycopg.Connection, clock: Clock
+) -> None:
+    enqueue(conn, cost=10)
+    held = reserve_one(conn, lease="1 day")
+    # The worker has lost its connection, and asks again over another one.
+    assert call(other, "spent", held.id, held.reservation, 60) is True
+    assert call(conn, "spent", held.id, held.reservation, 60) is True
+    other.commit()
+    assert call(conn, "spent", held.id, held.reservation, 60) is True
+    # 40 units are left of 100.
+    fits = enqueue(conn, cost=40)
+    assert _claim(conn, clock) == [fits]
+    enqueue(conn, cost=1)
+    assert _claim(conn, clock) == []
 
 
 def test_units_that_are_given_back_twice_at_a_time_fill_the_bucket_once_each(

@@ -212,6 +212,24 @@ def test_what_a_job_spent_beyond_its_cost_empties_the_bucket_and_what_it_did_not
     assert len(claim(conn)) == 1
 
 
+@pytest.mark.parametrize("burst", [100, None], ids=["bucket", "rate"])
+def test_what_a_job_spent_counts_once_however_often_it_is_said_and_the_last_word_holds(
+    conn: psycopg.Connection, clock: Clock, burst: int | None
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    call(conn, "set_limit", "task", "t", rate=100, per="1 hour", burst=burst)
+    work(conn, 10)
+    held = reserve_one(conn, lease="1 day")
+    for units in (40, 40, 60, 60, 40, 40):
+        assert call(conn, "spent", held.id, held.reservation, units) is True
+    complete(conn, [held])
+    # 60 units are left.
+    [fits] = work(conn, 60)
+    assert claim(conn) == [fits]
+    work(conn, 1)
+    assert claim(conn) == []
+
+
 def test_what_a_job_spent_counts_under_a_rate_at_the_time_of_its_start(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "set_limit", "task", "t", rate=100, per="1 min")
     work(conn, 50, 50)
@@ -412,7 +430,7 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     call(conn, "spent", late.id, late.reservation, 50)
     conn.execute("update pgqueue.limit_levels set at = at - interval '5 min' where is_spent")
     assert len(claim(conn, 1)) == 1
-    assert value(conn, "select count(*) from pgqueue.limit_levels where not is_spent") == 1
+    assert value(conn, "select count(*) from pgqueue.limit_levels where not is_spent and name = 'task:t'") == 1
     assert value(conn, "select count(*) from pgqueue.limit_levels where is_spent") == 1
     # It was committed long after: maintenance brings it forward.
     clock.advance("61 s")
@@ -421,7 +439,11 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     level = value(conn, f"select l.level from {rule} cross join lateral pgqueue._level_of(r, pgqueue._clock()) l")
     assert level == pytest.approx(60)
     assert len(claim(conn)) == 1
-    assert value(conn, "select count(*) from pgqueue.limit_levels") == 1
+    assert value(conn, "select count(*) from pgqueue.limit_levels where name = 'task:t'") == 1
+    # What an attempt said is forgotten after an hour.
+    clock.advance("1 hour")
+    maintain(conn)
+    assert value(conn, "select array_agg(name) from pgqueue.limit_levels") == ["task:t"]
 
 
 def _rows(conn: psycopg.Connection) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 -- spent: what a job has really taken of its limits, where that was not known when it was enqueued.
 --
--- Takes no lock and waits for none: a row says what the next claim is to add or to give back. See _units_of.sql.
+-- Locks no row and waits for none: a row says what the next claim is to add or to give back. See _units_of.sql. Another one says what
+-- the attempt has told, for a call is repeated if its reply was lost. While the first is being committed, an advisory lock says so.
 
 create or replace function pgqueue.spent(job_id bigint, reservation bigint, units integer)
 returns boolean
@@ -10,7 +11,9 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_name constant text := format('spent:%s:%s', spent.job_id, spent.reservation);
     v_job pgqueue.jobs;
+    v_units bigint;
 begin
     perform pgqueue._check_pairs(array[spent.job_id], array[spent.reservation]);
     perform pgqueue._check_range('units', spent.units, 0, 1000000000, 'Give units as the number that the whole run took.');
@@ -20,13 +23,21 @@ begin
     if not found then
         return false;
     end if;
-    perform pgqueue._settle_units(v_job, spent.units - pgqueue._cost_of(v_job.id, v_job.cost, v_job.followers));
+    if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext(v_name)) then
+        return true;
+    end if;
+    v_units := spent.units - pgqueue._cost_of(v_job.id, v_job.cost, v_job.followers)
+        - coalesce((select sum(l.level) from pgqueue.limit_levels l where l.name = v_name and not l.is_spent), 0)::bigint;
+    insert into pgqueue.limit_levels (name, at, level)
+    select v_name, pgqueue._clock(), v_units
+    where v_units <> 0 and exists (select from pgqueue.limits l where l.rate is not null);
+    perform pgqueue._settle_units(v_job, v_units);
     return true;
 end
 $$;
 
 comment on function pgqueue.spent(bigint, bigint, integer) is
-    'Say how many units a job has taken, in place of its cost: the difference counts under each of its limits with a rate. Call it once, after the run and before the job ends. Takes no lock. '
+    'Say how many units a job has taken, in place of its cost: the difference counts under each of its limits with a rate. Call it after the run and before the job ends; a later call replaces an earlier one. Waits for no lock. '
     'A bucket may fall below zero by it; nothing of it starts until it is filled again. False when the reservation is no longer held. '
     'select pgqueue.spent(17, 1048577, 1830); [worker]';
 

@@ -90,7 +90,9 @@ begin
                     x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
                 $rule$),
                 -- A bucket that nothing was taken from for that long counts as full.
-                ('starts', 'limit_levels', $rule$ x.at < pgqueue._after($1, '-32 days') $rule$),
+                ('starts', 'limit_levels', $rule$
+                    x.at < $1 - interval '1 hour' and (starts_with(x.name, 'spent:') or x.at < pgqueue._after($1, '-32 days'))
+                $rule$),
                 -- One that has not reached all jobs that waited when it was emitted stays.
                 ('events', 'events', $rule$
                     x.kept_until <= $1 - interval '10 min'
