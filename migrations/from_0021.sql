@@ -138,6 +138,9 @@ alter table pgqueue.heartbeats add column troubles jsonb;
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
+alter table pgqueue.heartbeats add column report_id bigint;
+create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
+comment on column pgqueue.heartbeats.report_id is 'The id of the report that came with it, for one that is sent again.';
 
 -- What became of the jobs of a bulk retry.
 create table pgqueue.retries (

@@ -1145,9 +1145,11 @@ create table pgqueue.heartbeats (
     worker text not null,
     at timestamptz not null,
     memory bigint,
-    troubles jsonb
+    troubles jsonb,
+    report_id bigint
 );
 create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
+create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
 comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
 comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
@@ -1157,6 +1159,7 @@ comment on column pgqueue.heartbeats.memory is
     'The resident memory of the worker''s process in bytes; null: it did not report it.';
 comment on column pgqueue.heartbeats.troubles is
     'The last attempts that failed since the heartbeat before, as beat() takes them; null: none did. Read pgqueue.troubles instead.';
+comment on column pgqueue.heartbeats.report_id is 'The id of the report that came with it, for one that is sent again.';
 
 -- The log lines and stacks of handlers. Inserted, read by job, and deleted by age.
 create table pgqueue.job_logs (

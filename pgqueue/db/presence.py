@@ -40,12 +40,18 @@ def beat(
     counted: Sequence[Mapping[str, object]] = (),
     memory: int | None = None,
     troubles: Sequence[Mapping[str, object]] = (),
+    report_id: int | None = None,
 ) -> Call[bool]:
     """Send a heartbeat, with what has started and ended since the last one; reads whether the worker is registered.
 
     `memory` is what the process holds, in bytes. `troubles`: the last attempts that failed, 20 at most.
+    `report_id`: a report with the id of another one is that report, sent again, and counts once.
     """
-    report = {"jobs": list(counted), **({"troubles": list(troubles)} if troubles else {})}
+    report = {
+        "jobs": list(counted),
+        **({"troubles": list(troubles)} if troubles else {}),
+        **({} if report_id is None else {"id": report_id}),
+    }
     params = (worker, to_json(report, "report") if counted or troubles else None, memory)
     return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
 

@@ -266,6 +266,7 @@ def test_what_workers_report_goes_into_the_next_sample(conn: psycopg.Connection)
         *([], {}, {"jobs": 1}, {"jobs": [1]}, {"jobs": [{}]}, {"jobs": [{"queue": "q"}]}),
         *({"jobs": [{"queue": "q", "task": "t", "succeeded": each}]} for each in (-1, "1", 1e13, None, [])),
         {"jobs": [{"queue": "q", "task": "t", "surprise": 1}]},
+        *({"jobs": [], "id": each} for each in (None, "17", -1, 1e13)),
         *(
             {"jobs": [{"queue": "q", "task": "t", "run": each}]}
             for each in (1, {}, {"sum": 1, "max": 1, "buckets": [1]}, {"sum": 1, "max": 1, "buckets": ["x"] * 12})

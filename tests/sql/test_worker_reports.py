@@ -288,6 +288,24 @@ def trouble(**more: Any) -> dict[str, Any]:
     return {**told, "class": "TimeoutError", "line": "no answer", **more}
 
 
+def test_a_report_that_is_sent_again_counts_once(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "hello", "w")
+    call(conn, "hello", "v")
+    report = {"id": 17, "jobs": [{"queue": "mail", "task": "send", "started": 3}], "troubles": [trouble()]}
+    for worker in ("w", "w", "v"):
+        assert call(conn, "beat", worker, Jsonb(report)) is True
+        # Also where a sample has taken the first meanwhile.
+        clock.advance("11 s")
+        maintain(conn)
+    assert call(conn, "beat", "w", Jsonb({**report, "id": 18})) is True
+    assert call(conn, "beat", "nobody", Jsonb(report)) is False
+    clock.advance("11 s")
+    maintain(conn)
+    started = "sum((ended -> 'send' ->> 'started')::integer)"
+    assert value(conn, f"select {started} from pgqueue.samples where queue = 'mail' and span = 10") == 9
+    assert value(conn, "select count(*) from pgqueue.troubles") == 3
+
+
 def test_troubles_travel_with_a_heartbeat_and_are_read_newest_first(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "hello", "w")
     call(conn, "beat", "w", Jsonb({"jobs": [], "troubles": [trouble(job_id=1), trouble(job_id=2, ago=1)]}))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import pytest
 
 from pgqueue import App
+from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
@@ -110,6 +114,35 @@ async def test_the_counts_of_more_queues_than_a_heartbeat_takes_go_with_several(
         assert worker.counts.take("beat") == []
 
 
+async def test_a_report_whose_answer_was_lost_is_sent_again_as_it_was(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    async with working(App(), database.dsn, lease=600.0) as worker:
+        link = worker._registration._link
+        perform = link.perform
+
+        async def perform_and_lose_the_first_answer(call: Call[Any], **options: Any) -> Any:
+            answer = await perform(call, **options)
+            if b"pgqueue.beat" in call.text and call.params[1] is not None:
+                sent.append(json.loads(str(call.params[1])))
+                if len(sent) == 1:
+                    raise asyncio.CancelledError
+            return answer
+
+        monkeypatch.setattr(link, "perform", perform_and_lose_the_first_answer)
+        worker.counts.succeeded([held()])
+        with pytest.raises(asyncio.CancelledError):
+            await worker._registration.report()
+        worker.counts.succeeded([held(), held()])
+        await worker._registration.report_rest()
+        monkeypatch.undo()
+    first, again, new = sent
+    assert first == again
+    assert first["id"] != new["id"]
+    assert [entry["succeeded"] for report in (again, new) for entry in report["jobs"]] == [1, 2]
+
+
 def test_buckets_hold_values_up_to_their_bound() -> None:
     times = Times()
     for bound in (*BOUNDS, 10_000.0):
@@ -117,7 +150,7 @@ def test_buckets_hold_values_up_to_their_bound() -> None:
     assert times.buckets == [1] * 12
 
 
-def test_the_last_troubles_are_kept_for_the_next_heartbeat_and_come_back_where_it_failed() -> None:
+def test_the_last_troubles_are_kept_for_the_next_heartbeat() -> None:
     counts = Counts(30.0)
     for number in range(TROUBLES + 5):
         counts.failed(held(f"t{number}"), "failed", {"class": "ValueError", "message": f"no {number}\nat all"})
@@ -128,8 +161,7 @@ def test_the_last_troubles_are_kept_for_the_next_heartbeat_and_come_back_where_i
     assert (told["task"], told["class"], told["line"], told["state"]) == ("t24", "ValueError", "no 24", "failed")
     assert told["ago"] >= 0
     counts.failed(held("new"), "lost", None)
-    counts.put_back_troubles(taken)
-    assert [each.row.task for each in counts.take_troubles()][-2:] == ["t24", "new"]
+    assert [each.row.task for each in counts.take_troubles()] == ["new"]
     assert [entry["task"] for entry in counts.take("beat")][-1] == "new"
 
 

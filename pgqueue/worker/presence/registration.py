@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
@@ -17,6 +19,15 @@ from pgqueue.worker.tell.tell import Counts
 
 # Entries that beat() takes at a time.
 _MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What goes with one heartbeat. It keeps its `id` when it is sent again, for it may have arrived."""
+
+    id: int
+    counted: list[Entry]
+    troubles: list[FailedAttempt]
 
 
 class Registration:
@@ -33,6 +44,7 @@ class Registration:
         self._identity = identity
         self._link = link
         self._counts = counts
+        self._unanswered: deque[Report] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -62,13 +74,14 @@ class Registration:
 
     async def report_rest(self) -> None:
         """Send the counts since the last heartbeat, if there are any."""
-        if counted := self._counts.take("beat"):
+        counted = self._counts.take("beat")
+        if counted or self._unanswered:
             await self._send(counted)
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
         counted = self._counts.take("beat")
-        if self.is_idle and not counted:
+        if self.is_idle and not counted and not self._unanswered:
             return
         if not await self._send(counted):
             # Deregistered after minutes of silence, on a laptop that was suspended; or a pooler hid that the server has
@@ -78,17 +91,15 @@ class Registration:
     async def _send(self, counted: list[Entry]) -> bool:
         """Send these counts; False: the worker is not registered. What does not arrive goes with the next heartbeat."""
         troubles = self._counts.take_troubles()
-        try:
-            while True:
-                if not await self._link.perform(self._beat(counted[:_MOST], troubles)):
-                    return False
-                counted, troubles = counted[_MOST:], []
-                if not counted:
-                    return True
-        finally:
-            self._counts.put_back("beat", counted)
-            self._counts.put_back_troubles(troubles)
+        for start in range(0, max(len(counted), 1), _MOST):
+            some = counted[start : start + _MOST]
+            self._unanswered.append(Report(secrets.randbelow(10**12), some, [] if start else troubles))
+        while self._unanswered:
+            if not await self._link.perform(self._beat(self._unanswered[0])):
+                return False
+            self._unanswered.popleft()
+        return True
 
-    def _beat(self, counted: Sequence[Entry], troubles: Sequence[FailedAttempt]) -> Call[bool]:
-        told = [each.as_dict() for each in troubles]
-        return presence.beat(self._config.name, counted, memory.reported(), told)
+    def _beat(self, report: Report) -> Call[bool]:
+        told = [each.as_dict() for each in report.troubles]
+        return presence.beat(self._config.name, report.counted, memory.reported(), told, report.id)

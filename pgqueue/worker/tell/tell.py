@@ -163,10 +163,6 @@ class Counts:
         self._troubles.clear()
         return found
 
-    def put_back_troubles(self, troubles: Sequence[FailedAttempt]) -> None:
-        """These could not be reported: they go along with the next ones."""
-        self._troubles = deque([*troubles, *self._troubles], TROUBLES)
-
     def entries(self) -> list[Entry]:
         """Return the counts since the start."""
         self._pass_on()

@@ -1,4 +1,5 @@
--- beat: a worker's heartbeat, every ten seconds or so. Inserts one row, or two, and locks nothing; see hello for why.
+-- beat: a worker's heartbeat, every ten seconds or so. Inserts one row, or two, and locks nothing; see hello for why. A report
+-- that is sent again, because the reply was lost, has the id of the first, and the unique index tells: it counts once.
 -- idle reports a heartbeat as well, so an idle worker need not call beat.
 
 create or replace function pgqueue.beat(worker text, report jsonb default null, memory bigint default null)
@@ -14,6 +15,7 @@ begin
     -- Every field: a number that cannot be summed would make every further sample fail.
     v_flaw := case
         when beat.report is null then null
+        when beat.report ? 'id' and not pgqueue._is_count(beat.report -> 'id') then 'Its id is not a number from 0 to 1e12.'
         when jsonb_typeof(beat.report -> 'jobs') is distinct from 'array' then 'It has no array jobs.'
         when jsonb_array_length(beat.report -> 'jobs') > 1000
             then format('It has %s jobs; 1000 is the most.', jsonb_array_length(beat.report -> 'jobs'))
@@ -55,14 +57,17 @@ begin
         'Give report as the comment on beat() shows it, or leave it out.'
     )
     where v_flaw is not null;
-    insert into pgqueue.heartbeats (worker, at, memory, troubles)
-    select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]')
+    insert into pgqueue.heartbeats (worker, at, memory, troubles, report_id)
+    select w.name, v_now, case when beat.memory >= 0 then beat.memory end, nullif(beat.report -> 'troubles', '[]'),
+        (beat.report ->> 'id')::numeric::bigint
     from pgqueue.workers w
-    where w.name = beat.worker and coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time();
+    where w.name = beat.worker and coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time()
+    on conflict do nothing;
     if found and beat.report is not null then
-        insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report - 'troubles');
+        insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report - '{troubles,id}'::text[]);
     end if;
-    return found;
+    return found or exists (select from pgqueue.workers w where w.name = beat.worker
+        and coalesce(w.server_started_at, pg_postmaster_start_time()) = pg_postmaster_start_time());
 end
 $$;
 
@@ -70,7 +75,8 @@ comment on function pgqueue.beat(text, jsonb, bigint) is
     'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes, or the server was restarted or replaced): call hello() again. '
     'report: what has started and ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
     '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
-    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes. '
+    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. '
+    'id: a random number up to 1e12; a report that is sent again, because the answer was lost, counts once. memory: the resident memory of its process in bytes. '
     'report may also have troubles, for the view pgqueue.troubles: the last 20 attempts that failed, "troubles": [{"ago": 3.2, "job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2, "state": "failed", "class": "TimeoutError", "line": "no answer"}]; ago in seconds, state as the job now is, or lost. [worker]';
 
 -- Whether a value is a count that can be summed. Inlined: no SET.
