@@ -254,7 +254,7 @@ class Sharing(RuleBasedStateMachine):
     def reserve(self, number: int) -> list[Row]:
         rooms = {each: self.room(each, with_share=False) for each in self.waiting}
         capped = {each: self.room(each, with_share=True) for each in self.waiting}
-        rows = reserve(self.conn, number, lease="10 days")
+        rows = reserve(self.conn, number, lease="1 day")
         started = Counter(self.of[row.id] for row in rows)
         for each, jobs in started.items():
             # Nothing that is paused or throttled, and nothing beyond a limit.
@@ -283,7 +283,7 @@ class Sharing(RuleBasedStateMachine):
             column(self.conn, "complete_many", *pairs(self.held))
         left = sum(map(len, self.waiting.values()))
         for _ in range(3 * left + 20):
-            rows = reserve(self.conn, 50, lease="10 days")
+            rows = reserve(self.conn, 50, lease="1 day")
             column(self.conn, "complete_many", *pairs(rows))
             left -= len(rows)
             if not left:
