@@ -181,15 +181,15 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -
 
 @pytest.mark.long
 def test_a_plot_says_where_the_recorded_history_begins(conn: psycopg.Connection, page: Page, clock: Clock) -> None:
+    page.goto("/")
+    page.locator('.plot[aria-label="In and out per second, nothing is recorded yet"]').wait_for()
     call(conn, "hello", "w")
     clock.advance("-5 min")
     maintain(conn)
     clock.back_to_real()
     maintain(conn)
-    page.goto("/")
+    page.get_by_label("1 h", exact=True).check()
     page.locator('.plot[aria-label*="In and out per second, recorded since "]').wait_for()
-    page.get_by_label("1 d").check()
-    page.locator('.plot[aria-label="In and out per second, nothing is recorded yet"]').wait_for()
 
 
 @pytest.mark.long
