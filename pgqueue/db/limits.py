@@ -38,7 +38,8 @@ def set_share(limit_key: str, weight: int | None) -> Call[bool]:
 
 def shares() -> Call[list[dict[str, Any]]]:
     """Read the shares of tenants that are set."""
-    return Call(b"select pgqueue.legible(to_jsonb(s) - 'n') from pgqueue.shares s order by s.limit_key", (), read_column)
+    sql = b"select pgqueue.legible(to_jsonb(s) - 'n') from pgqueue.shares s order by s.limit_key"
+    return Call(sql, (), read_column)
 
 
 def pause(kind: str, target: str, lasts: timedelta | str | None, reason: str | None) -> Call[bool]:
