@@ -39,7 +39,9 @@ def test_a_group_shows_members_graph_and_why_it_waits(filled: psycopg.Connection
     assert graph.count("<rect class=") >= 4
     assert graph.count("<path d=") == 2
     # Its state in a word and a shape, not by the colour alone.
-    assert re.search(r'href="#s-blocked"[^>]*/><text class="small"[^>]*>blocked \d+</text>', graph)
+    assert re.search(
+        r'<tspan class="small"[^>]*>blocked \d+</tspan></text><use class="is-blocked" href="#s-blocked"', graph
+    )
     assert "Cancel the group" in text
     assert "What waits for it" in text
     assert "runs if this one has finished" in text
