@@ -125,7 +125,7 @@ def test_a_reload_that_fails_leaves_the_release_before_in_place(
     database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stood = catalog(database), status(database.dsn)
-    edit(sources / "sql/functions/worker/beat.sql", "return found;", "return not found;")
+    edit(sources / "sql/functions/worker/beat.sql", "return found or", "return not found or")
     (sources / "sql/functions/worker/zzz.sql").write_text("select 1 / 0;\n")
     with pytest.raises(MigrationError):
         migrate(database.dsn)
