@@ -8,10 +8,7 @@ import time
 
 import psycopg
 
-from pgqueue import App
-from pgqueue.config import WorkerConfig
-from pgqueue.schema.migrate import migrate
-from pgqueue.worker import Worker
+from pgqueue import App, Worker, WorkerConfig, migrate
 
 
 def mark(number: int) -> None:
