@@ -384,7 +384,7 @@ def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float, dic
     their errors; None: it did not run).
     """
     return Call(
-        b"select ran, rescued, grace_periods, expired, extract(epoch from call_again_in)::float8, failing"
+        b"select ran, rescued, prolonged as grace_periods, expired, extract(epoch from call_again_in)::float8, failing"
         b" from pgqueue.maintain(%s::interval)",
         (timedelta(seconds=max_age),),
         read_one,

@@ -96,7 +96,7 @@ def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: objec
         for kind in (_FILTER_TYPES[name],)
     )
     return Call(
-        f"select changed, skipped, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
+        f"select changed, passed_over as skipped, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
         f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
         (*given.values(), max_jobs, None if after is None else to_json(after, "after")),
         lambda rows: Chunk(*rows[0]),
@@ -127,7 +127,7 @@ def update_many(
     """Change up to `max_jobs` jobs that match a filter; reads how many, how many it skipped, and where to continue."""
     named, values = _changes(changes)
     return Call(
-        f"select changed, skipped, next_after from pgqueue.update_many(%s::text::jsonb{named},"
+        f"select changed, passed_over, next_after from pgqueue.update_many(%s::text::jsonb{named},"
         " max_jobs => %s::integer, after => %s::jsonb)".encode(),
         (to_json(filter, "filter"), *values, max_jobs, None if after is None else to_json(after, "after")),
         lambda rows: (rows[0][0], rows[0][1], rows[0][2]),

@@ -17,10 +17,10 @@ def test_a_bulk_call_skips_locked_rows_and_does_not_wait(database: Database, fun
     first, second, third = enqueue_many(conn, 3, delay="1 h")
     holder.execute("select from pgqueue.jobs where id = %s for update", [second])
     [row] = table(conn, function, queue="default", state="waiting")
-    assert (row.changed, row.skipped, row.left_over, row.next_after) == (2, 1, 0, None)
+    assert (row.changed, row.passed_over, row.left_over, row.next_after) == (2, 1, 0, None)
     holder.rollback()
     [row] = table(conn, function, queue="default", state="waiting")
-    assert (row.changed, row.skipped) == (1, 0)
+    assert (row.changed, row.passed_over) == (1, 0)
     assert state(conn, second) == state(conn, first) == state(conn, third)
 
 
@@ -33,11 +33,11 @@ def test_a_bulk_call_skips_locked_rows_of_history(database: Database, function: 
         call(conn, "fail", held.id, held.reservation, retry=False)
     assert call(holder, "retry", job_ids[1]) is True  # open
     [row] = table(conn, function, queue="default", state="dead")
-    assert (row.changed, row.skipped) == (2, 1)
+    assert (row.changed, row.passed_over) == (2, 1)
     holder.commit()
     assert state(conn, job_ids[1]) == "waiting"
     [row] = table(conn, function, queue="default", state="dead")
-    assert (row.changed, row.skipped) == (0, 0)
+    assert (row.changed, row.passed_over) == (0, 0)
 
 
 def test_a_bulk_call_that_is_open_stops_no_claim(database: Database) -> None:
@@ -68,7 +68,7 @@ def test_a_job_that_is_claimed_between_check_and_lock_runs(database: Database) -
         "alter function pgqueue._search_by_id rename to _find_as_it_is;"
         "alter function pgqueue._find_and_stop rename to _search_by_id"
     )
-    deleted = deleting.start("select changed, skipped from pgqueue.delete_many(job_ids => %s)", [[job_id]])
+    deleted = deleting.start("select changed, passed_over from pgqueue.delete_many(job_ids => %s)", [[job_id]])
     wait_until(lambda: deleting.waits_behind(gate))
     [(claimed,)] = claiming.run("select id from pgqueue.reserve('w')")
     gate.run("select pg_advisory_unlock(1)")
@@ -121,7 +121,7 @@ def test_a_bulk_delete_skips_a_job_behind_which_another_is_being_blocked(databas
     blocking.run("select from pgqueue.jobs where id = %s for share", [first])
     blocking.run("update pgqueue.jobs set state = 'blocked' where id = %s", [second])
     [row] = table(conn, "delete_many", job_ids=[first, second])
-    assert (row.changed, row.skipped) == (0, 2)
+    assert (row.changed, row.passed_over) == (0, 2)
     blocking.run("commit")
     [row] = table(conn, "delete_many", job_ids=[first, second])
     assert row.changed == 2
@@ -133,7 +133,7 @@ def test_two_bulk_calls_share_the_work_and_neither_waits(database: Database) -> 
     enqueue_many(conn, 20)
     [mine] = table(first, "cancel_many", queue="default", max_jobs=10)
     [theirs] = table(second, "cancel_many", queue="default")
-    assert (mine.changed, theirs.changed, theirs.skipped) == (10, 10, 10)
+    assert (mine.changed, theirs.changed, theirs.passed_over) == (10, 10, 10)
     first.commit()
     assert value(conn, "select count(*) from pgqueue.history where state = 'cancelled'") == 20
 
@@ -145,6 +145,6 @@ def test_a_bulk_retry_waits_for_no_open_enqueue_of_a_dedupe_key(database: Databa
     call(conn, "cancel", again)
     enqueue(producer, dedupe="d")
     [row] = table(conn, "retry_many", job_ids=[again])
-    assert (row.changed, row.skipped) == (1, 0)
+    assert (row.changed, row.passed_over) == (1, 0)
     producer.commit()
     assert value(conn, "select dedupe is null from pgqueue.jobs where id = %s", again) is True

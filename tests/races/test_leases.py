@@ -100,7 +100,7 @@ def test_after_a_gap_a_lapsed_lease_gets_one_grace_period_and_only_one(conn: psy
     held = reserve_one(conn, lease="30 s")
     clock.advance("2 min")  # no maintenance
     first = maintain(conn)
-    assert (first.rescued, first.grace_periods) == (0, 1)
+    assert (first.rescued, first.prolonged) == (0, 1)
     assert job(conn, job_id).lease_expires_at == clock.now() + timedelta(seconds=30)
     watch(conn, clock, 29)
     assert state(conn, job_id) == "executing"
@@ -108,14 +108,14 @@ def test_after_a_gap_a_lapsed_lease_gets_one_grace_period_and_only_one(conn: psy
     # The same reservation, a second gap: it has had its grace period.
     clock.advance("2 min")
     second = maintain(conn)
-    assert (second.rescued, second.grace_periods) == (1, 0)
+    assert (second.rescued, second.prolonged) == (1, 0)
     assert state(conn, job_id) == "waiting"
 
     # A new reservation has a grace period of its own.
     again = reserve_one(conn, lease="30 s")
     assert again.reservation != held.reservation
     clock.advance("2 min")
-    assert maintain(conn).grace_periods == 1
+    assert maintain(conn).prolonged == 1
 
 
 def test_extending_does_not_earn_a_reservation_a_second_grace_period(conn: psycopg.Connection, clock: Clock) -> None:
@@ -123,7 +123,7 @@ def test_extending_does_not_earn_a_reservation_a_second_grace_period(conn: psyco
     enqueue(conn)
     held = reserve_one(conn, lease="30 s")
     clock.advance("2 min")
-    assert maintain(conn).grace_periods == 1
+    assert maintain(conn).prolonged == 1
     assert len(table(conn, "extend", *pairs([held]), "30 s")) == 1
     clock.advance("2 min")
     assert maintain(conn).rescued == 1
@@ -136,10 +136,10 @@ def test_a_lease_that_ran_in_the_gap_and_lapses_after_it_gets_a_grace_period_as_
     job_id = enqueue(conn)
     reserve_one(conn, lease="30 s")
     clock.advance("20 s")  # the gap: its worker could not extend at a third of the lease
-    assert maintain(conn).grace_periods == 0
+    assert maintain(conn).prolonged == 0
     watch(conn, clock, 9)
     clock.advance("1 s")
-    assert maintain(conn).grace_periods == 1
+    assert maintain(conn).prolonged == 1
     watch(conn, clock, 29)
     assert state(conn, job_id) == "executing"
     watch(conn, clock, 1)

@@ -39,11 +39,11 @@ def test_a_bulk_retry_passes_over_a_chain_whose_first_job_is_locked(
     reader = reader_of(database, conn, first)
     row = retry_many(conn, job_ids=chosen)
     # Without the first one the others would start at once.
-    assert (row.changed, row.skipped, row.next_after) == (1, 3, None)
+    assert (row.changed, row.passed_over, row.next_after) == (1, 3, None)
     assert [state(conn, each) for each in chosen] == ["dead", "cancelled", "cancelled", "waiting"]
     reader.run("commit")
     row = retry_many(conn, job_ids=chosen)
-    assert (row.changed, row.skipped) == (3, 0)
+    assert (row.changed, row.passed_over) == (3, 0)
     assert [state(conn, each) for each in chosen] == ["waiting", "blocked", "blocked", "waiting"]
     for each in (apart, first, second, third):
         finish(conn, each)
@@ -59,7 +59,7 @@ def test_a_retry_of_a_job_that_ran_does_not_mind_a_parent_that_is_locked(
     settle(conn, clock)
     reader_of(database, conn, parent)
     row = retry_many(conn, job_ids=[parent, child])
-    assert (row.changed, row.skipped, state(conn, child)) == (1, 1, "waiting")
+    assert (row.changed, row.passed_over, state(conn, child)) == (1, 1, "waiting")
 
 
 def test_a_member_that_is_locked_in_history_comes_back_later_with_its_group(

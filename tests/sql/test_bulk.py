@@ -54,7 +54,7 @@ def test_all_failed_jobs_run_now(conn: psycopg.Connection, clock: Clock) -> None
     failed = fail(conn, 5)
     scheduled = enqueue(conn, delay="1 hour")
     done = bulk(conn, "run_now_many", state="failed")
-    assert (done.changed, done.skipped, done.left_over, done.is_exact, done.next_after) == (5, 0, 0, True, None)
+    assert (done.changed, done.passed_over, done.left_over, done.is_exact, done.next_after) == (5, 0, 0, True, None)
     assert ids(reserve(conn, 10)) == failed
     assert job(conn, scheduled).due_at > clock.now()
 

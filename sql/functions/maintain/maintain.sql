@@ -7,7 +7,7 @@
 -- a sequence, then shows the next call in which step it happened.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
-returns table (ran boolean, rescued bigint, grace_periods bigint, expired bigint, call_again_in interval, failing jsonb)
+returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
 language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
@@ -20,7 +20,7 @@ $$;
 comment on function pgqueue.maintain(interval) is
     'Maintenance: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere, '
     'in a separate transaction, and commit at once: what it locks is held until then. '
-    'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
+    'One caller does the work; the others, and calls within max_age of the last run, return ran = false. prolonged: leases with a grace period. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second. '
     'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false. [worker]';
 

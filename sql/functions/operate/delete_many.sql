@@ -7,7 +7,7 @@ create or replace function pgqueue.delete_many(
     everything boolean default false, max_jobs integer default 1000, after jsonb default null,
     group_id bigint default -1
 )
-returns table (changed bigint, skipped bigint, left_over bigint, is_exact boolean, next_after jsonb)
+returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
@@ -18,4 +18,4 @@ $$;
 
 comment on function pgqueue.delete_many is
     'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. group_id: the members of a group. No filter may be null: leave it out. _after is inclusive, _before exclusive; with finished_after or finished_before it reads history only. '
-    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; skipped: the number left as they are, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: the number left as they are, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

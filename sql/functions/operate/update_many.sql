@@ -4,7 +4,7 @@ create or replace function pgqueue.update_many(
     filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,
     queue text default null, limit_key text default null, max_jobs integer default 1000, after jsonb default null
 )
-returns table (changed bigint, skipped bigint, next_after jsonb)
+returns table (changed bigint, passed_over bigint, next_after jsonb)
 language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
@@ -32,5 +32,5 @@ $$;
 
 comment on function pgqueue.update_many is
     'Change jobs that were never started and fit a filter as search() takes it: only what is given, as update_job() does. Without states: waiting and blocked jobs, with args alone failed ones as well. '
-    'One call changes at most max_jobs (1 to 10000). Call again with after => next_after until that is null. skipped: jobs that fit, and were locked, executing or attempted. '
+    'One call changes at most max_jobs (1 to 10000). Call again with after => next_after until that is null. passed_over: jobs that fit, and were locked, executing or attempted. '
     'select * from pgqueue.update_many(''{"queues": ["mail"], "tasks": ["import"]}'', queue => ''slow'');';
