@@ -234,7 +234,7 @@ async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_oth
         await go.wait()
 
     running = enqueue(conn)
-    worker = Worker(app, database.dsn, WorkerConfig(name="w", lease=1.5, queues=("default",)))
+    worker = Worker(app, database.dsn, WorkerConfig(name="w", lease=15, queues=("default",)))
     serving = asyncio.create_task(worker.run())
     await wait_until_async(lambda: worker.status()["running"] == 1)
     assert claim(conn, "second", worker._identity.instance) == []
