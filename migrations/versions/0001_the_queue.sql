@@ -1149,8 +1149,8 @@ create table pgqueue.heartbeats (
     report_id bigint
 );
 create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
-create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
 create index heartbeats_with_troubles on pgqueue.heartbeats (n) where troubles is not null;
+create unique index heartbeats_by_report on pgqueue.heartbeats (worker, report_id) where report_id is not null;
 comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
 comment on column pgqueue.heartbeats.n is 'The order in which heartbeats arrived.';
 comment on column pgqueue.heartbeats.worker is 'The worker.';

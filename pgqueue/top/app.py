@@ -148,6 +148,9 @@ class Top(App[None]):
     @on(DataTable.RowHighlighted, "#overview-table")
     def show_remedy(self) -> None:
         """Show the evidence and the command of the row under the cursor whole: a cell may be cut."""
+        # A message may come when the screen has ended.
+        if not self.screen_stack:
+            return
         tab, _, row = self._row()
         remedy = self._static("remedy")
         remedy.set_class(tab == "overview" and bool(row), "shown")

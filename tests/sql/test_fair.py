@@ -795,3 +795,17 @@ def test_doctor_says_how_many_jobs_wait_as_before_a_switch(conn: psycopg.Connect
     fill(conn, a=5)
     conn.execute("update pgqueue.jobs set lane_key = null where id % 5 > 1")
     assert findings(conn) == ["at least 3 jobs wait as they did before it was made fair"]
+
+
+def test_jobs_of_a_queue_that_is_fair_no_more_start_once_they_have_left_their_lanes(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    enqueue_many(conn, 3, limit_key="a")
+    call(conn, "configure_queue", "default", reset=["fair_by"])
+    # The rows of their lanes pass, and the jobs have none any more.
+    for _ in range(3):
+        clock.advance("40 s")
+        maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.jobs where lane_key is not null") == 0
+    assert len(reserve(conn, 3)) == 3

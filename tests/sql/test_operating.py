@@ -149,6 +149,7 @@ def test_stats_count_jobs_by_queue_and_in_total(conn: psycopg.Connection, clock:
         "due": 1,
         "counted_to": None,
         "counted_at": None,
+        "ready_counted_at": None,
         "executing": 1,
         "blocked": 0,
         "dead": 1,

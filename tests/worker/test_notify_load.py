@@ -161,7 +161,7 @@ async def test_a_worker_leaves_idle_beside_slow_commits_of_several_jobs_and_of_f
     app = App()
 
     @app.task
-    async def t() -> None: ...
+    async def t(i: int) -> None: ...
 
     # Each commit took half a second, as the worker sees it: two a second are one in the path, all the time.
     age = Handoffs.age

@@ -95,9 +95,12 @@ class Registration:
             some = counted[start : start + _MOST]
             self._unanswered.append(Report(secrets.randbelow(10**12), some, [] if start else troubles))
         while self._unanswered:
-            if not await self._link.perform(self._beat(self._unanswered[0])):
+            oldest = self._unanswered[0]
+            if not await self._link.perform(self._beat(oldest)):
                 return False
-            self._unanswered.popleft()
+            # Another heartbeat may have sent it as well, which counts once.
+            if self._unanswered and self._unanswered[0] is oldest:
+                self._unanswered.popleft()
         return True
 
     def _beat(self, report: Report) -> Call[bool]:

@@ -246,7 +246,7 @@ begin
             (select array[s.ready_at::text, s.id::text] from seen s order by s.ready_at desc, s.id desc limit 1) as last
         into v_seen;
         moved := moved + v_seen.moved;
-        perform pgqueue._register_tenants(v_lane.queue, v_lane.priority, v_seen.lane_keys) where v_seen.lane_keys is not null;
+        perform pgqueue._register_tenants(v_lane.queue, v_lane.priority, v_seen.lane_keys) where v_seen.moved > 0;
         if v_seen.jobs = v_left then
             next_cursor := array[v_lane.queue, v_lane.priority::text] || v_seen.last;
             return;

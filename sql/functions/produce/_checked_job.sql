@@ -113,7 +113,7 @@ begin
                 n.timeout, coalesce(n.enqueued_by, v_enqueued_by),
                 coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id, n.cost,
                 case when n.ordinality = 1 and coalesce(current_setting('pgqueue.offered', true), '') = ''
-                    and exists (select from pgqueue.idle_workers i where i.until > n.created_at)
+                    and exists (select from pgqueue.idle_workers i where i.queue in (n.queue, '') and i.until > n.created_at)
                     then set_config('pgqueue.offered', 'announce', true) is not null end
             from unnest(p_jobs) with ordinality n
             left join pgqueue.effective_tasks t on t.name = n.task

@@ -93,7 +93,7 @@ begin
         v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.lane_key, v_job.timeout, v_enqueued_by,
         coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id, v_job.cost,
         case when a.ord = 1 and coalesce(current_setting('pgqueue.offered', true), '') = ''
-            and exists (select from pgqueue.idle_workers i where i.until > v_job.created_at)
+            and exists (select from pgqueue.idle_workers i where i.queue in (v_job.queue, '') and i.until > v_job.created_at)
             then set_config('pgqueue.offered', 'announce', true) is not null end
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
