@@ -20,7 +20,7 @@ $$;
 comment on function pgqueue.maintain(interval) is
     'Maintenance: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere, '
     'in a separate transaction, and commit at once: what it locks is held until then. '
-    'One caller does the work; the others, and calls within max_age of the last run, return ran = false. prolonged: leases with a grace period. '
+    'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second. '
     'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false. [worker]';
 
