@@ -375,6 +375,15 @@ def test_an_error_while_a_job_is_offered_keeps_no_other_one_waiting(
     assert idle.heard() == ["wake"]
 
 
+def test_notes_that_cannot_be_read_stop_no_commit(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    with conn.transaction():
+        job_id = enqueue(conn)
+        conn.execute("select set_config('pgqueue.noted', 'no JSON', true)")
+    [sent] = idle.handed()
+    assert sent.id == job_id
+
+
 def test_a_job_for_later_is_announced_as_due(database: Database, conn: psycopg.Connection) -> None:
     idle = Idle(database)
     enqueue(conn, delay="1 s")

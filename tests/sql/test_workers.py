@@ -202,7 +202,7 @@ def test_in_another_server_no_worker_counts_as_alive_before_it_has_registered_th
     assert conn.execute(alive).fetchone() == (True, 1, 1)
     in_another_server(conn)
     assert conn.execute(alive).fetchone() == (False, 0, 0)
-    # In a copy nothing else happens. After a failover the worker reconnects, or is told so where a pooler hid that.
+    # A copy does no more. After a failover the worker registers when it reconnects, or when beat() asks it to.
     assert call(conn, "beat", "web-1") is False
     assert table(conn, "idle", "web-1")[0].registered is False
     assert conn.execute(alive).fetchone() == (False, 0, 0)

@@ -10,10 +10,9 @@
 -- notification has the time of the commit: _wake leaves a note. What is reserved for a living worker that does not know it, the
 -- worker finds itself: see held_by.
 --
--- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began.
--- SET CONSTRAINTS ALL IMMEDIATE fires the trigger at once, and later statements of the transaction would meet a reserved
--- job. So it reserves only at a commit: there nothing is around this function, and no such statement runs. In a procedure
--- that commits there is, and the job is announced.
+-- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began. SET CONSTRAINTS ALL IMMEDIATE fires
+-- the trigger at once, and later statements of the transaction would meet a reserved job. So it reserves only at a commit: there
+-- nothing is around this function, and no such statement runs. In a procedure that commits there is, and the job is announced.
 -- enqueue leaves the id of the job in a setting, so that a row that comes from a dump is not looked at; `announce` instead, for a
 -- job for later and for several, asks for the notes alone. The trigger fires whatever session_replication_role says: an enqueue
 -- in such a session wakes a worker, too.
@@ -52,9 +51,14 @@ begin
     -- What follows in this transaction goes out at once.
     perform set_config('pgqueue.offered', 'sent', true);
     if v_noted is not null then
-        perform set_config('pgqueue.woken', '', true);
-        perform pgqueue._wake(n.note ->> 0, (n.note ->> 1)::timestamptz, 2, null, v_commits_at)
-        from jsonb_array_elements(('[' || v_noted || ']')::jsonb) n (note);
+        begin
+            perform set_config('pgqueue.woken', '', true);
+            perform pgqueue._wake(n.note ->> 0, (n.note ->> 1)::timestamptz, 2, null, v_commits_at)
+            from jsonb_array_elements(('[' || v_noted || ']')::jsonb) n (note);
+        exception when others then
+            -- A late start is better than a commit that fails.
+            null;
+        end;
     end if;
     if v_offered = 'announce' then
         return null;
@@ -81,8 +85,7 @@ begin
                 select c.*, j.ctid as row_ctid
                 from chosen c
                 cross join pgqueue.jobs j
-                where j.id = new.id and j.state = 'waiting' and j.ready_at <= v_now and j.key is null
-                    and j.expires_at is null
+                where j.id = new.id and j.state = 'waiting' and j.ready_at <= v_now and j.key is null and j.expires_at is null
                     and (
                         coalesce(j.limit_key, j.lane_key) is null
                         or (pgqueue._tenant_capacity(c.worker, j.queue, j.limit_key, 1, v_now, '{}')).rules = 0
@@ -97,8 +100,7 @@ begin
                     and not exists (
                         select
                         from pgqueue.pauses p
-                        where p.kind = any ('{queue,task}')
-                            and p.target = case p.kind when 'queue' then j.queue else j.task end
+                        where p.kind = any ('{queue,task}') and p.target = case p.kind when 'queue' then j.queue else j.task end
                             and p.until > v_now
                     )
                     and not exists (
@@ -126,10 +128,8 @@ begin
             from pgqueue.jobs j
             where j.id = new.id and j.state = 'waiting';
         end if;
-    exception
-        when others then
-            -- A late start is better than a commit that fails.
-            null;
+    exception when others then
+        null;
     end;
     return null;
 end
