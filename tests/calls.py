@@ -96,7 +96,8 @@ def state(conn: psycopg.Connection, job_id: int) -> str | None:
 def maintain(conn: psycopg.Connection) -> Row:
     """Run maintain until each step that is due had its turn, which on a busy machine may take another run.
 
-    What took long is not put off by it, as it would be: the clock of a test may stand. Returns the row of the first.
+    A server runs a step that took long more rarely; a test does not, for its clock may stand. Returns the row of the
+    first.
     """
     [row] = table(conn, "maintain")
     while value(conn, "select exists (select from pgqueue._last_steps() l where l.missed_since is not null)"):

@@ -1,4 +1,4 @@
-"""Writes docs/explanation/figures.md, and what scale.md says of it, from benchmarks/figures.json: `make figures`."""
+"""Writes docs/explanation/figures.md and the figures of scale.md from benchmarks/figures.json: `make figures`."""
 
 from __future__ import annotations
 

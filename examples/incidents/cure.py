@@ -35,7 +35,7 @@ def words_of(page: str) -> str:
 
 
 def told_of(incident: Incident, page: str) -> list[str]:
-    """Return what the overview says of it: the sentence on top, if it is about it, and the row of its queue.
+    """Return the sentence on top of the overview, if it is about this incident, and the row of its queue.
 
     Nothing else of the page counts, such as a list of tasks or the commands: a name is no cause.
     """

@@ -1,4 +1,4 @@
-"""What the pages say of numbers that are exact is what samples do."""
+"""The docs describe exact numbers as samples count them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def filters(text: str) -> list[str]:
 
 
 def everywhere() -> dict[str, str]:
-    """The texts that show filters: the pages, what commands and pages say of them, and the parser itself."""
+    """The texts that show filters: the docs, the help of commands and pages, and the parser itself."""
     programs = [
         "pgqueue/search.py",
         "pgqueue/top/app.py",
