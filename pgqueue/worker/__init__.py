@@ -2,12 +2,13 @@
 
 The way of a job, by the calls that it takes:
 
-- in: `Claimer.claim`, `Trade.claim`, `Exchange.perform`, `db.consume.exchange`; in SQL `reserve`, or `exchange` where
-  ends go along; then `Intake.took`, `Runner.take`
-- run: `Runner._run_one` (or `_run_in_threads`, for plain functions), `Handlers.run`, which returns the `Ending` of
-  the attempt; an exception meets `Handlers._failed`
+- in: `Claimer.claim`, `Trade.claim`, `Trade.exchange`, `Exchange.perform`, `db.consume.exchange`; in SQL `reserve`, or
+  `exchange` where ends go along; then `Intake.took`, `Runner.take`
+- run: `Runner._run_one`, `Handlers.run`, which returns the `Ending` of the attempt; for plain functions
+  `Runner._run_in_threads`, `Handlers.run_plain`, and `Handlers.run` only for what did not simply succeed; an exception
+  meets `Handlers._failed`
 - out: `Outbox.end`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`; in SQL
-  `exchange`; then `Trade.act_on`
+  `exchange`; then `Trade.act_on`; what a retry function has to decide goes on to `Deciding`
 
 A `Held` is what was claimed and does not change. Its `Attempt` is what becomes of it, and names who writes what.
 

@@ -115,7 +115,7 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every end is being reported or stored."""
+        """Whether every end is being reported or stored, or waits for a retry function to decide."""
         return not (self._ends.has_small or self._ends.has_large or self._returns or self._settled)
 
     @property

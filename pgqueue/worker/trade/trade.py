@@ -45,8 +45,8 @@ _ANSWERS_WITHIN = 5.0
 class Trade:
     """Performs exchanges, acts on what became of ended jobs, and gives new ones to the intake.
 
-    Two loops decide when: `Claimer`, if there are free slots, and `Reporter`, if ends wait. `keeping` is a connection
-    that waits for neither.
+    Others decide when: `Claimer`, if there are free slots; `Reporter`, in two loops, if ends wait; `Deciding`, if a
+    retry function has to be asked. `keeping` is a connection that waits for neither.
     """
 
     def __init__(
