@@ -79,10 +79,10 @@ def remove_breaker(kind: str, target: str) -> Call[bool]:
     return Call(b"select pgqueue.remove_breaker(%s::text, %s::text)", (kind, target), read_first)
 
 
-def pause_queue(queue: str, reason: str | None = None) -> Call[bool]:
-    """Pause a queue until it is resumed; reads whether anything changed."""
-    if reason is not None:
-        return pause("queue", queue, None, reason)
+def pause_queue(queue: str, reason: str | None = None, lasts: timedelta | str | None = None) -> Call[bool]:
+    """Pause a queue for a time, or until it is resumed; reads whether anything changed."""
+    if reason is not None or lasts is not None:
+        return pause("queue", queue, lasts, reason)
     return Call(b"select pgqueue.pause_queue(%s::text)", (queue,), read_first)
 
 

@@ -195,7 +195,7 @@ async def queue(context: Context) -> Response:
     context.require({"purge": "delete", "configure": "limits"}.get(what, "act"))
     match what:
         case "pause":
-            await change(context, limits.pause_queue(name))
+            await change(context, limits.pause_queue(name, one(form, "reason") or None, one(form, "for") or None))
         case "resume":
             await change(context, limits.resume_queue(name))
         case "configure":

@@ -79,6 +79,18 @@ def test_a_task_or_a_tenant_that_floods_it_is_paused(conn: psycopg.Connection, a
     assert re.search(r"limit key tenant:lumen paused [\d.]+ m?s ago by alice", page)
 
 
+def test_a_queue_is_paused_for_a_time_and_with_a_reason(conn: psycopg.Connection, ask: Ask) -> None:
+    fill(conn)
+    form = {"name": "q", "do": "pause", "for": "a while", "reason": "the provider is down"}
+    assert 'role="alert"' in ask("POST", "/queue", **form).text
+    assert ask("POST", "/queue", **{**form, "for": "1 hour"}).status_code == 303
+    page = ask("GET", "/queue?name=q").text
+    assert re.search(r"queue q paused [\d.]+ m?s ago by alice, until .*: the provider is down", words(page))
+    assert "Pause the queue" not in page
+    until, now = conn.execute("select until, pgqueue._clock() from pgqueue.pauses").fetchone() or (None, None)
+    assert until and 3500 < (until - now).total_seconds() <= 3600
+
+
 def test_who_may_not_act_sees_facets_without_actions(conn: psycopg.Connection, ask: Ask, serve: Serve) -> None:
     fill(conn)
     page = ask("GET", "/queue?name=q", at=serve(can={"read"})).text
