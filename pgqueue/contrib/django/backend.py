@@ -249,8 +249,9 @@ class Backend(BaseTaskBackend, Generic[T]):
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
         self.database: str = self.options.get("database", "default")
-        # A task that only a view imports makes this backend during `manage.py check`, too late for its check.
-        if not _is_in_settings():
+        # A task that only a view imports makes this backend during `manage.py check`, too late for its check. One that
+        # is declared while Django reads the apps makes it too early to know them.
+        if apps.apps_ready and not _is_in_settings():
             warnings.warn(f"{self._lacks_app()}. {_INSTALL}.", RuntimeWarning, stacklevel=2)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:

@@ -747,6 +747,23 @@ class ProcessTest(TransactionTestCase):
         self.assertIn("RuntimeWarning: INSTALLED_APPS lacks 'pgqueue.contrib.django'", done.stderr)
         self.assertIn("Add 'pgqueue.contrib.django' to INSTALLED_APPS.", done.stderr)
 
+    def test_a_task_may_be_declared_before_the_apps_are_ready(self):
+        program = """
+import django
+from pgqueue.contrib.django import task
+
+@task
+def early():
+    pass
+
+django.setup()
+print(early.get_backend().alias)
+"""
+        environment = {**os.environ, "SITE_DSN": dsn_of("default"), "DJANGO_SETTINGS_MODULE": "settings"}
+        command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "default\n"), done.stderr)
+
 
 class ChecksTest(TestCase):
     def test_an_app_that_is_not_installed_is_an_error(self):
