@@ -182,7 +182,7 @@ def complete_call(held: Sequence[tuple[int, int]], result: object = None) -> Cal
     first, *others = held
     if not others:
         return complete(*first, result)
-    text = None if result is None else to_result(result)
+    text = None if result is None else to_result(result).decode()
     return Call(
         b"select bool_and(pgqueue.complete(w.id, w.reservation, case when w.id = %s::bigint then %s::text::jsonb end))"
         b" from unnest(%s::bigint[], %s::bigint[]) w (id, reservation)",

@@ -165,15 +165,18 @@ async def test_a_transaction_completes_every_key_of_its_call(database: Database,
     @app.task(accumulate=True, batch_size=2, store_result=True)
     def handle(payloads: dict[str, list[Any]], job: Job) -> None:
         calls.append(sorted(payloads))
-        with job.transaction() as transaction:
-            transaction.execute("select 1")
+        transaction = job.transaction()
+        with transaction as connection:
+            connection.execute("select 1")
+            transaction.result = {"sent": 2}
 
-    call(conn, "declare_task", "handle", accumulate=True, batch_size=2)
+    call(conn, "declare_task", "handle", accumulate=True, batch_size=2, store_result=True)
     ids = [handle.using(key=key).enqueue(conn, {}) for key in ("a", "b")]
     async with working(app, database.dsn):
         assert set(await done(conn, *ids)) == {"succeeded"}
     assert calls == [["a", "b"]]
     assert [job(conn, id).losses for id in ids] == [0, 0]
+    assert sorted(str(job(conn, id).result) for id in ids) == ["None", "{'sent': 2}"]
 
 
 async def test_a_call_whose_transaction_has_completed_all_its_keys_goes_on_to_its_end_and_none_of_them_is_lost(
