@@ -139,6 +139,8 @@ def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     assert re.search(r'data-copy="pgqueue worker [^"]*--queue mail"', page)
     # By colour, shape and word.
     assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
+    # A mark is where the history begins, or since when jobs hold the slots.
+    assert 'class="begins" x1=""' not in page
 
 
 def test_the_list_of_queues_names_the_cause_of_each_that_is_late(
