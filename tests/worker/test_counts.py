@@ -143,6 +143,20 @@ async def test_a_report_whose_answer_was_lost_is_sent_again_as_it_was(
     assert [entry["succeeded"] for report in (again, new) for entry in report["jobs"]] == [1, 2]
 
 
+async def test_a_report_that_is_refused_does_not_stand_in_the_way_of_later_ones(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(App(), database.dsn, lease=600.0, name="w") as worker:
+        worker.counts.succeeded([held("t" * 3_000)])
+        await worker._registration.report()
+        assert "a heartbeat with the counts of jobs was refused" in caplog.text
+        conn.execute("truncate pgqueue.heartbeats")
+        worker.counts.succeeded([held()])
+        await worker._registration.report()
+        assert value(conn, "select count(*) from pgqueue.heartbeats") == 1
+        assert worker.counts.take("beat") == []
+
+
 def test_buckets_hold_values_up_to_their_bound() -> None:
     times = Times()
     for bound in (*BOUNDS, 10_000.0):

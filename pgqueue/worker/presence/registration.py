@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
@@ -11,11 +12,14 @@ from dataclasses import dataclass
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.db.call import Call
+from pgqueue.errors import InvalidArgument
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import memory
 from pgqueue.worker.tell.counts import Entry, FailedAttempt
 from pgqueue.worker.tell.tell import Counts
+
+log = logging.getLogger("pgqueue.worker")
 
 # Entries that beat() takes at a time.
 _MOST = 1000
@@ -45,6 +49,7 @@ class Registration:
         self._link = link
         self._counts = counts
         self._unanswered: deque[Report] = deque()
+        self._is_leaving = False
 
     @property
     def is_idle(self) -> bool:
@@ -73,7 +78,8 @@ class Registration:
             await self.report()
 
     async def report_rest(self) -> None:
-        """Send the counts since the last heartbeat, if there are any."""
+        """Send the counts since the last heartbeat, if there are any, before the worker deregisters."""
+        self._is_leaving = True
         counted = self._counts.take("beat")
         if counted or self._unanswered:
             await self._send(counted)
@@ -83,7 +89,7 @@ class Registration:
         counted = self._counts.take("beat")
         if self.is_idle and not counted and not self._unanswered:
             return
-        if not await self._send(counted):
+        if not await self._send(counted) and not self._is_leaving:
             # Deregistered after minutes of silence, on a laptop that was suspended; or a pooler hid that the server has
             # been restarted or replaced.
             await self._link.perform(self.hello())
@@ -96,8 +102,12 @@ class Registration:
             self._unanswered.append(Report(secrets.randbelow(10**12), some, [] if start else troubles))
         while self._unanswered:
             oldest = self._unanswered[0]
-            if not await self._link.perform(self._beat(oldest)):
-                return False
+            try:
+                if not await self._link.perform(self._beat(oldest)):
+                    return False
+            except InvalidArgument as error:
+                # Nothing would be heard of this worker any more if each heartbeat began with it.
+                log.error("a heartbeat with the counts of jobs was refused, and these are not counted: %s", error)
             # Another heartbeat may have sent it as well, which counts once.
             if self._unanswered and self._unanswered[0] is oldest:
                 self._unanswered.popleft()
