@@ -467,7 +467,7 @@ create index jobs_expiry on pgqueue.jobs (expires_at)
 create unique index jobs_key_executing on pgqueue.jobs (key, queue)
     where state = 'executing' and key is not null and (leader is null or leader = id);
 -- The other jobs that hold a position in a key: a job without an attempt, once its run_at has passed; a job that is blocked
--- or was ever reserved, always. Each live row is in at most one of the three indexes, and jobs without a key in none.
+-- or was ever reserved, always (jobs_key_held, below). Each live row is in at most one of the three, jobs without a key in none.
 create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
     where key is not null and state = 'waiting' and reservation = 0;
 -- Fresh payloads of an accumulating task wait for those that failed: which of them are not due yet?

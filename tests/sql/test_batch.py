@@ -170,6 +170,22 @@ def test_a_batch_of_none_does_nothing(conn: psycopg.Connection) -> None:
     assert batch(conn) == []
 
 
+def test_a_job_whose_dedupe_key_a_refused_one_had_is_refused_too(conn: psycopg.Connection) -> None:
+    rows = batch(
+        conn,
+        {"task": "t", "ref": "r1", "dedupe": "r"},
+        {"task": "t", "ref": "r2", "dedupe": "r", "on_conflict": "raise"},
+        {"task": "t", "ref": "child", "dedupe": "k", "depends_on": ["r2"]},
+        {"task": "t", "ref": "same", "dedupe": "k"},
+        {"task": "t", "depends_on": ["same"]},
+    )
+    assert outcomes(rows) == ["inserted", "error", "error", "error", "error"]
+    assert rows[3].error["message"] == "depends_on names a job of the batch that was refused"
+    assert value(conn, "select count(*) from pgqueue.jobs") == 1
+    assert value(conn, "select count(*) from pgqueue.dedupe_keys") == 1
+    assert outcomes(batch(conn, {"task": "t", "dedupe": "k"})) == ["inserted"]
+
+
 def test_where_all_or_none_are_wanted_a_refused_job_undoes_the_others(conn: psycopg.Connection) -> None:
     good, bad = Jsonb({"task": "t"}), Jsonb({"task": "t", "priority": 1000})
     rows = table(conn, "enqueue_all", [good, bad, good])

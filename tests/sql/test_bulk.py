@@ -327,7 +327,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("cancel_many", [], {"queue": "q", "after": Jsonb({"way": "ready", "place": {"id": "x"}})}, "after"),
     ("retry_many", [], {"queue": "q", "after": Jsonb({"way": "ready", "place": {"id": 1}})}, "after"),
     ("retry_many", [], {"queue": "q", "after": Jsonb({"way": "dead", "ended": {"state": "x"}})}, "after"),
-    ("cancel_many", [], {"queue": "*", "created_after": "-infinity", "job_ids": [-1]}, "filter"),
+    ("cancel_many", [], {"created_after": "-infinity", "created_before": "infinity"}, "filter"),
     ("purge_queue", [""], {}, "queue"),
     ("purge_queue", [None], {}, "queue"),
     ("purge_queue", ["q", 0], {}, "max_jobs"),
@@ -367,9 +367,17 @@ def test_a_filter_that_is_null_acts_on_no_job(conn: psycopg.Connection) -> None:
         conn.execute("select pgqueue.delete_events(names => null)")
     assert call(conn, "cancel_many", queue="mail", job_ids=[]) == 0
     assert states(conn, job_ids) == ["waiting"] * 3
-    # The defaults, as a client may give them.
-    everything = {"task": "*", "created_after": "-infinity", "created_before": "infinity", "job_ids": [-1]}
-    assert call(conn, "cancel_many", queue="mail", **everything) == 3
+    # What other programs call nothing or all is a name or an id like any other.
+    for nothing in ({"key": "*"}, {"task": "*"}, {"job_ids": [-1]}, {"group_id": -1}, {"created_after": "infinity"}):
+        assert call(conn, "cancel_many", queue="mail", **nothing) == 0
+    assert call(conn, "cancel_many", queue="*") == 0
+    assert call(conn, "cancel_many", queue="mail", created_after="-infinity", created_before="infinity") == 3
+
+
+def test_a_key_that_is_a_star_is_one_key(conn: psycopg.Connection) -> None:
+    star, *others = [enqueue(conn, queue="mail", key=key) for key in ("*", "a", "b")]
+    assert call(conn, "cancel_many", queue="mail", key="*") == 1
+    assert states(conn, [star, *others]) == ["cancelled", "waiting", "waiting"]
 
 
 def test_above_read_committed_it_is_refused(conn: psycopg.Connection) -> None:

@@ -230,6 +230,42 @@ def test_what_a_job_spent_counts_once_however_often_it_is_said_and_the_last_word
     assert claim(conn) == []
 
 
+def test_what_a_job_said_hours_ago_is_known_until_it_ends(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    call(conn, "set_limit", "task", "t", rate=100, per="1 hour", burst=100)
+    work(conn, 10)
+    held = reserve_one(conn, lease="1 day")
+    told = "select coalesce(sum(level), 0) from pgqueue.limit_levels where name like 'spent:%'"
+    for units in (30, 50, 50):
+        assert call(conn, "spent", held.id, held.reservation, units) is True
+        assert value(conn, told) == units - 10
+        assert value(conn, "select sum(level) from pgqueue.limit_levels where is_spent") == units - 10
+        clock.advance("2 hours")
+        maintain(conn)
+    complete(conn, [held])
+    clock.advance("2 min")
+    maintain(conn)
+    assert value(conn, told) == 0
+
+
+@pytest.mark.parametrize("fair_by", [None, "limit_key"])
+def test_a_higher_priority_passes_a_job_that_waits_for_units(
+    conn: psycopg.Connection, clock: Clock, fair_by: str | None
+) -> None:
+    if fair_by is not None:
+        call(conn, "configure_queue", "default", fair_by=fair_by)
+    call(conn, "set_limit", "limit_key", "a", rate=60, per="1 hour", burst=60)
+    enqueue(conn, "t", limit_key="a", cost=30)
+    complete(conn, [reserve_one(conn)])
+    large = enqueue(conn, "t", limit_key="a", cost=50)
+    assert claim(conn) == []
+    assert job(conn, large).state == "blocked"
+    enqueue(conn, "t", limit_key="a", cost=1)
+    assert claim(conn) == []
+    urgent = enqueue(conn, "t", limit_key="a", cost=1, priority=10)
+    assert claim(conn) == [urgent]
+
+
 def test_what_a_job_spent_counts_under_a_rate_at_the_time_of_its_start(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "set_limit", "task", "t", rate=100, per="1 min")
     work(conn, 50, 50)
@@ -440,8 +476,9 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     assert level == pytest.approx(60)
     assert len(claim(conn)) == 1
     assert value(conn, "select count(*) from pgqueue.limit_levels where name = 'task:t'") == 1
-    # What an attempt said is forgotten after an hour.
-    clock.advance("1 hour")
+    # What an attempt said is forgotten once it has ended.
+    complete(conn, [late])
+    clock.advance("61 s")
     maintain(conn)
     assert value(conn, "select array_agg(name) from pgqueue.limit_levels") == ["task:t"]
 

@@ -559,6 +559,21 @@ def test_wakes_end_after_a_round_that_found_nothing_and_the_next_round_finds_wha
         assert _claims_until_no_wake(conn, heard) <= 3
 
 
+@pytest.mark.parametrize("tenants_", [65, 130, 66])
+def test_wakes_end_also_where_a_claim_ends_just_where_it_began(conn: psycopg.Connection, tenants_: int) -> None:
+    # A claim of one passes 65 lanes.
+    call(conn, "configure_queue", "default", fair_by="limit_key")
+    call(conn, "set_limit", "limit_key", "*", 1)
+    fill(conn, **{f"t{i}": 2 for i in range(tenants_)})
+    assert len([row for _ in range(3) for row in reserve(conn, tenants_)]) == tenants_
+    conn.execute("delete from pgqueue.turns")
+    heard: list[str] = []
+    conn.add_notify_handler(lambda notice: heard.append(notice.payload))
+    conn.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
+    assert _claims_until_no_wake(conn, heard) <= 3
+    assert _claims_until_no_wake(conn, heard) <= 3
+
+
 def test_a_round_that_was_interrupted_begins_anew(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     heard = _hundred_lanes_of_which_one_may_not_start(conn, "limit")

@@ -384,6 +384,19 @@ def test_notes_that_cannot_be_read_stop_no_commit(database: Database, conn: psyc
     assert sent.id == job_id
 
 
+def test_who_is_idle_at_the_commit_is_woken_and_not_who_was_at_the_enqueue(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    before = Idle(database, "before")
+    with conn.transaction():
+        enqueue_many(conn, 2)
+        clock.advance("20 s")
+        now = Idle(database, "now")
+    assert now.heard() == ["wake"]
+    assert before.heard() == []
+
+
 def test_a_job_for_later_is_announced_as_due(database: Database, conn: psycopg.Connection) -> None:
     idle = Idle(database)
     enqueue(conn, delay="1 s")
@@ -665,7 +678,7 @@ def test_an_error_while_a_job_is_offered_does_not_fail_the_commit(database: Data
     idle = Idle(database)
     conn.execute("alter table pgqueue.jobs add constraint never check (state <> 'executing')")
     job_id = enqueue(conn)
-    assert idle.heard() == []
+    assert idle.heard() == ["wake"]
     assert job(conn, job_id).state == "waiting"
 
 

@@ -152,6 +152,24 @@ def test_a_limit_takes_effect_when_it_is_set_lowered_raised_and_dropped(
     assert len(got) + len(reserve(conn, 10)) == 4
 
 
+def test_rules_that_were_copied_here_without_their_sequence_are_found(conn: psycopg.Connection, standing: Clock) -> None:
+    # As logical replication does, and a copy from another database.
+    with conn.cursor() as cursor:
+        for table, columns, row in (
+            ("limits", "kind, target, max_executing, n", "task\tt\t1\t7"),
+            ("pauses", "kind, target, source, until, at, by, n", "task\tu\toperator\tinfinity\t2020-01-01\tme\t7"),
+            ("shares", "limit_key, weight, n", "a\t3\t7"),
+        ):
+            with cursor.copy(f"copy pgqueue.{table} ({columns}) from stdin".encode()) as copy:
+                copy.write(row + "\n")
+    standing.advance("61 s")
+    maintain(conn)
+    fill(conn, 3)
+    enqueue(conn, "u")
+    assert len(reserve(conn, 10)) == 1
+    assert value(conn, "select pg_sequence_last_value('pgqueue.shares_n_seq')") is not None
+
+
 def test_a_limit_of_nothing_stops_everything(conn: psycopg.Connection) -> None:
     for kind, target in KINDS[:4]:
         limit(conn, kind, target, at_most=0)

@@ -41,7 +41,7 @@ begin
 
     if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
         -- Behind a job that another session has locked, or whose guard was not free. One that is gone, or gave up its position,
-        -- blocks nothing: the next round sees that. The deferred job keeps its position in its key, which goes by run_at.
+        -- blocks nothing: the next round sees that. The deferred job keeps its position: run_at says whether it is due.
         update pgqueue.jobs j
         set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = j.resumed and j.lane_key is not null
         from unnest(p_rows, p_ahead) w (row_ctid, ahead)

@@ -3,7 +3,7 @@
 
 -- p_free: the slots. size: how many jobs were read, all as candidates; null: no more than there are slots.
 -- rows: those that start; where payloads do, with their slots in starts. Null: nothing was decided, read `size` of them first.
--- skipped: those that no later round of this claim is to meet again.
+-- keyed: any of the candidates has a key. skipped: those that no later round of this claim is to meet again.
 create or replace function pgqueue._decide_starts(
     p_rows tid[], p_candidates pgqueue.candidate[], p_free integer, inout size integer, p_now timestamptz,
     out rows tid[], out starts pgqueue.start[], out keyed boolean, out skipped tid[]
@@ -76,9 +76,7 @@ begin
     end if;
     rows := p_rows;
     if v_unstarted is not null then
-        rows := array(
-            select u.r from unnest(p_rows) with ordinality u (r, n) where u.r <> all (v_unstarted) order by u.n
-        );
+        rows := array(select u.r from unnest(p_rows) with ordinality u (r, n) where u.r <> all (v_unstarted) order by u.n);
     end if;
     if starts is not null then
         starts := array(select s from unnest(starts) s where s.row_ctid <> all (v_unstarted));

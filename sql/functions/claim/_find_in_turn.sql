@@ -94,8 +94,8 @@ begin
     candidates := v_walk.candidates;
     if v_walk.is_stopped then
         v_began := case when rows = '{}' then coalesce(v_turn.began, v_walk.from_key) end;
-        -- Else it has passed where the round began.
-        v_is_cut := ((v_walk.lane_key < v_began, v_walk.lane_key collate "C") < (v_walk.from_key < v_began, v_walk.from_key)) is not true;
+        -- Else the next claim would begin where the round did, or behind that.
+        v_is_cut := ((v_walk.next_key < v_began, v_walk.next_key collate "C") <= (v_walk.from_key < v_began, v_walk.from_key)) is not true;
         v_began := case when v_is_cut then v_began end;
         perform pg_notify(pgqueue._channel(p_worker), 'wake') where v_is_cut and pgqueue._may_notify();
     end if;
@@ -135,11 +135,11 @@ $$;
 
 -- Passes, until the claim is full. wanted: how many jobs are to be locked, and how many of these there are not; rows and candidates
 -- are added to. from_key: where to begin without a turn, and where the last pass began. lane_key, credit: where the next claim goes
--- on. is_stopped: as many lanes as a pass may probe did not fill the claim, which ends at the last one.
+-- on. is_stopped: as many lanes as a pass may probe did not fill the claim, which ends at the last one, before next_key.
 create or replace function pgqueue._walk_lanes(
     p_worker text, p_lane pgqueue.due_lane, p_turn pgqueue.tenant_turn, p_busy text[], p_held text[], p_now timestamptz,
     p_skipped tid[], p_all boolean, inout wanted integer, inout rows tid[], inout candidates pgqueue.candidate[],
-    inout from_key text, out lane_key text, out credit integer, out is_stopped boolean
+    inout from_key text, out lane_key text, out credit integer, out is_stopped boolean, out next_key text
 )
 language plpgsql
 as $$
@@ -194,7 +194,7 @@ begin
                     and j.ready_at <= p_now and j.ctid <> all (v_skipped)
                 order by j.ready_at, j.id
                 limit least(l.quota, case when p_turn.has_rules or p_turn.is_shared then greatest(
-                    (pgqueue._tenant_capacity(p_worker, v_queue, substr(l.lane_key, 9), 1000000, p_now, p_held)).capacity
+                    (pgqueue._tenant_capacity(p_worker, v_queue, v_priority, substr(l.lane_key, 9), 1000000, p_now, p_held)).capacity
                         - cardinality(array_positions(v_lanes, l.lane_key)),
                     0
                 ) end)
@@ -242,6 +242,7 @@ begin
     is_stopped := wanted > 0 and v_last is not null;
     if is_stopped then
         lane_key := v_last;
+        next_key := v_last || E'\x01';
         credit := 0;
     end if;
 end

@@ -69,9 +69,7 @@ begin
     -- After the clock stepped back, horizons from before the step are later than newer ones, or than the clock.
     return query
     select h.at, h.newest_id, h.xid
-    from (
-        select x.n, x.at, x.newest_id, x.xid, min(x.at) over (order by x.n desc) as least_since from pgqueue.horizons x
-    ) h
+    from (select x.n, x.at, x.newest_id, x.xid, min(x.at) over (order by x.n desc) as least_since from pgqueue.horizons x) h
     where pg_visible_in_snapshot(h.xid, p_snapshot)
         and (v_waited_for is null or h.xid <= v_waited_for)
         and h.at <= least(h.least_since, p_now)

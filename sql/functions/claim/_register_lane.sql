@@ -190,9 +190,7 @@ begin
             end as is_leaving
         from ended e
     ),
-    gone as (
-        delete from pgqueue.lanes l where l.ctid = any (array(select d.row_ctid from decided d where d.is_leaving))
-    ),
+    gone as (delete from pgqueue.lanes l where l.ctid = any (array(select d.row_ctid from decided d where d.is_leaving))),
     extended as (
         update pgqueue.lanes l
         set due_from = '-infinity', until = p_now + case when v_many then interval '30 s' else interval '1 hour' end

@@ -203,7 +203,7 @@ begin
 end
 $$;
 
--- Ends jobs, and returns a report of each that failed, and of each that could not end; null: there is none.
+-- Stores how attempts ended, and returns a report of each that failed, and of each that could not be stored; null: there is none.
 create or replace function pgqueue._end_jobs(
     p_completed bigint[], p_reservations bigint[], p_results jsonb[], p_failures pgqueue.failure[], p_lease interval,
     p_ask boolean

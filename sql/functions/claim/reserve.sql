@@ -90,7 +90,7 @@ begin
             select d.rows, d.starts, d.keyed, v_skipped || d.skipped, d.size
             into v_rows, v_starts, v_keyed, v_skipped, v_size
             from pgqueue._decide_starts(v_rows, v_found.candidates, v_want, v_size, v_now) d;
-            continue when v_rows is null;
+            continue when v_rows is null; -- Payloads: v_size of them are read first.
             v_again := cardinality(v_rows) < cardinality(v_found.rows);
         end if;
         if v_rows <> '{}' then

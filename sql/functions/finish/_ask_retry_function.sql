@@ -30,7 +30,7 @@ begin
                 flaw := format('It returned %s, which is not between zero and ten years.', delay);
             end if;
         exception when others or assert_failure or query_canceled then
-            -- query_canceled too: a statement_timeout, or a worker that waited for 30 s, ends a function that does
+            -- query_canceled too: a statement_timeout, or a worker that waited for 3 s, ends a function that does
             -- not return, and the job is retried all the same.
             flaw := pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}';
             may_ask := sqlstate <> '57014';

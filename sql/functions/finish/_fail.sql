@@ -92,7 +92,7 @@ begin
         group by a.state
     ) e;
     perform pgqueue._retry_failed(array_agg(a)) from unnest(v_attempts) a where a.state = 'failed' having count(*) > 0;
-    if v_attempts[1].reserved_at is not null then
+    if v_attempts[1].reserved_at is not null then -- There are breakers.
         -- Not those that were discarded or cancelled, and of a batch its leader alone.
         perform pgqueue._note_ends(
             array(

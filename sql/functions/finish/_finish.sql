@@ -4,14 +4,14 @@
 -- job must be executing; if not, the caller has locked the row and read its reservation.
 -- The delete itself finds and locks the rows, unless jobs may depend on them. A lock before it costs a record of WAL for each
 -- row, and a multixact, which every reader of the dead version looks up: the block below is a subtransaction of its own.
--- p_error is the error of all jobs and of members, p_errors has one for each of p_job_ids.
+-- p_error is the error of all jobs and of members, p_errors has one for each of p_job_ids. p_settle false: the caller settles children.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- so the statement is in an exception block.
 
 create or replace function pgqueue._finish(
     p_job_ids bigint[], p_reservations bigint[], p_executing boolean, p_state pgqueue.job_state,
     p_results jsonb[] default null, p_error jsonb default null, p_merged_into bigint[] default null,
-    p_errors jsonb[] default null, p_follow boolean default true
+    p_errors jsonb[] default null, p_settle boolean default true
 )
 returns bigint[]
 language plpgsql
@@ -131,7 +131,7 @@ begin
     if v_gone.more is not null then
         perform pgqueue._follow_ends(v_gone.more, p_executing, p_state, p_error);
     end if;
-    if p_follow and pgqueue._has_notes() then
+    if p_settle and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, p_state::text);
     end if;
     return v_gone.ids;
@@ -171,7 +171,7 @@ begin
     end if;
     if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.keys, v_more.limit_keys)) then
         perform pgqueue._leave_limits(v_more.tasks, v_more.keys, v_more.limit_keys);
-        if p_state = 'succeeded' and exists (select from pgqueue.breakers) then
+        if p_state = 'succeeded' and exists (select from pgqueue.breakers) then -- Each has a row in limits, too.
             perform pgqueue._note_ends(p_ended, false);
         end if;
     end if;

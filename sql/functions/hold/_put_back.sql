@@ -128,9 +128,7 @@ begin
     with locked as materialized (
         select l.id
         from (select u.id from unnest(v_members) u (id) order by u.id) f
-        cross join lateral (
-            select j.id from pgqueue.jobs j where j.id = f.id and j.leader is not null for update skip locked
-        ) l
+        cross join lateral (select j.id from pgqueue.jobs j where j.id = f.id and j.leader is not null for update skip locked) l
     )
     select coalesce(array_agg(distinct s.leader), '{}') into v_broken
     from unnest(v_members) f (id)

@@ -88,9 +88,7 @@ begin
             array(
                 select l.n
                 from (select distinct d.name from due d) n
-                cross join lateral (
-                    select y.n from pgqueue.limit_waits y where y.name = n.name for update skip locked
-                ) l
+                cross join lateral (select y.n from pgqueue.limit_waits y where y.name = n.name for update skip locked) l
             )
         )
         returning w.name

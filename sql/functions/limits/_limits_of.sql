@@ -259,7 +259,7 @@ begin
     from pgqueue.queues q
     where p_name is null and p_job.lane_key is not null and q.name = p_job.queue and q.max_share < 1
         and (
-            select max((pgqueue._tenant_capacity(w.name, q.name, p_job.limit_key, 1, p_now, null)).capacity)
+            select max((pgqueue._tenant_capacity(w.name, q.name, p_job.priority, p_job.limit_key, 1, p_now, null)).capacity)
             from pgqueue.workers w
             where w.queues is null or q.name = any (w.queues)
         ) = 0

@@ -5,7 +5,7 @@
 -- jobs they let start now, and when to look again if none may start (null: when one of them ends).
 -- Without a lock: _within_limits counts again. p_held: the lanes of what the worker holds in the queue; null: ask _held_in.
 create or replace function pgqueue._tenant_capacity(
-    p_worker text, p_queue text, p_limit_key text, p_most integer, p_now timestamptz, p_held text[],
+    p_worker text, p_queue text, p_priority smallint, p_limit_key text, p_most integer, p_now timestamptz, p_held text[],
     out rules bigint, out capacity integer, out next_at timestamptz
 )
 language plpgsql stable
@@ -18,9 +18,10 @@ begin
     select count(*), greatest(least(min(a.capacity), p_most), 0), max(a.next_at) filter (where a.capacity <= 0)
     into rules, capacity, next_at
     from (
-        -- Where costs decide, none passes the one that is blocked: see _within_limits.
+        -- Where costs decide, none passes one that is blocked, save by a higher priority: see _within_limits.
         select
-            case when c.units is null or not (pgqueue._has_costs() and exists (select from pgqueue._first_blocked_on(r.name)))
+            case when c.units is null or not pgqueue._has_costs()
+                or not exists (select from pgqueue._first_blocked_on(r.name) b where b.priority >= p_priority)
                 then c.capacity else 0 end as capacity,
             case when r.kind = 'pause' then nullif(r.until, 'infinity') when c.timed then c.next_at end as next_at
         from pgqueue._rules_of(null, null, null, v_limit_key, p_now) r

@@ -39,9 +39,7 @@ begin
     with promised as materialized (
         select p.*, h.row_ctid
         from unnest(v_lapsed_ids) w (id)
-        cross join lateral (
-            select j.id, j.reservation, j.ctid as row_ctid from pgqueue.jobs j where j.id = w.id limit 1
-        ) h
+        cross join lateral (select j.id, j.reservation, j.ctid as row_ctid from pgqueue.jobs j where j.id = w.id limit 1) h
         cross join lateral (
             select x.job_id, x.until, x.lease
             from pgqueue.lease_promises x

@@ -153,6 +153,13 @@ begin
             from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             perform pgqueue._tidy('tidy_events', v_now, p_slice);
         when 'tidy_starts' then
+            -- Rows that were copied here without their sequence, by which claims know that there are some.
+            perform nextval('pgqueue.limits_n_seq')
+            where pg_sequence_last_value('pgqueue.limits_n_seq') is null and exists (select from pgqueue.limits);
+            perform nextval('pgqueue.pauses_n_seq')
+            where pg_sequence_last_value('pgqueue.pauses_n_seq') is null and exists (select from pgqueue.pauses);
+            perform nextval('pgqueue.shares_n_seq')
+            where pg_sequence_last_value('pgqueue.shares_n_seq') is null and exists (select from pgqueue.shares);
             -- What spent() left in a transaction that ended late: claims no longer look for it. See _units_of.sql.
             update pgqueue.limit_levels s
             set at = v_now

@@ -91,7 +91,14 @@ begin
                 $rule$),
                 -- A bucket that nothing was taken from for that long counts as full.
                 ('starts', 'limit_levels', $rule$
-                    x.at < $1 - interval '1 hour' and (starts_with(x.name, 'spent:') or x.at < pgqueue._after($1, '-32 days'))
+                    x.at < pgqueue._after($1, '-32 days')
+                $rule$),
+                ('starts', 'limit_levels', $rule$
+                    not x.is_spent and x.name >= 'spent:' and x.name < 'spent;' and not exists (
+                        select from pgqueue.jobs j
+                        where j.id = split_part(x.name, ':', 2)::bigint and j.state = 'executing'
+                            and j.reservation = split_part(x.name, ':', 3)::bigint
+                    )
                 $rule$),
                 -- One that has not reached all jobs that waited when it was emitted stays.
                 ('events', 'events', $rule$

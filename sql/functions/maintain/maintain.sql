@@ -97,9 +97,7 @@ begin
         select l as state, s.number, s.every, s.slice
         from pgqueue._last_steps() l
         join pgqueue._maintenance_steps() s on s.step = l.step
-        where v_now >= pgqueue._after(
-                coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end
-            )
+        where v_now >= pgqueue._after(coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end)
             -- Written before the clock stepped back.
             or l.at > v_now + interval '1 s'
         order by l.step = 'drop', l.missed_since, l.failures > 0, s.number

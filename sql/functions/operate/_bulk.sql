@@ -6,7 +6,7 @@
 -- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts the remaining matches.
 
 -- Checks the arguments of a call (p_given: by their names), and makes them a filter of search(). The audit keeps them, with
--- the states on which the call acts. Null, as of array_agg() over no row, would fit every job, so other values are the defaults.
+-- the states on which the call acts. Null, as of array_agg() over no row, would fit every job: the defaults are what no job has.
 create or replace function pgqueue._bulk(
     p_action text, p_given jsonb, p_job_ids bigint[], p_max_jobs integer, p_after jsonb,
     out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
@@ -33,9 +33,11 @@ begin
     select coalesce(jsonb_object_agg(g.key, g.value), '{}') into v_given
     from jsonb_each(v_given - 'job_ids') g
     where p_action = 'purge_queue'
-        or g.value <> to_jsonb(case when g.key ~ '_after$' then '-infinity' when g.key ~ '_before$' then 'infinity' else '*' end)
-        and (g.key, g.value) <> ('group_id', '-1');
-    p_job_ids := nullif(p_job_ids, '{-1}');
+        or g.value <> to_jsonb(
+            case when g.key ~ '_after$' then '-infinity' when g.key ~ '_before$' then 'infinity' else repeat('*', 600) end
+        )
+        and (g.key, g.value) <> ('group_id', '-9223372036854775808');
+    p_job_ids := nullif(p_job_ids, '{-9223372036854775808}');
     v_is_narrow := v_given ?| '{state,group_id}' or p_job_ids is not null;
     perform pgqueue._check_name(n.name, v_given ->> n.name, case n.name when 'key' then 512 else 128 end)
     from unnest('{queue,task,key}'::text[]) n (name)

@@ -250,9 +250,7 @@ as $$
         join pg_roles o on o.oid = c.relowner
         where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
             and c.relrowsecurity
-            and not exists (
-                select from pg_policy p where p.polrelid = c.oid and p.polpermissive and p.polcmd in ('r', '*')
-            )
+            and not exists (select from pg_policy p where p.polrelid = c.oid and p.polpermissive and p.polcmd in ('r', '*'))
     ) s
     where s.is_forced or s.is_read_by_others
     group by s.is_forced

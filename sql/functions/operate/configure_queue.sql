@@ -19,9 +19,7 @@ as $$
     delete from pgqueue.turns t
     where configure_queue.max_share is not null and t.queue = configure_queue.queue and t.held is not null;
     select pgqueue._configure('queue', queue, to_jsonb(o), reset)
-    from (
-        select priority, weight, retention_succeeded, retention_cancelled, retention_dead, retry_budget, fair_by, max_share
-    ) o
+    from (select priority, weight, retention_succeeded, retention_cancelled, retention_dead, retry_budget, fair_by, max_share) o
 $$;
 
 comment on function pgqueue.configure_queue(

@@ -1,8 +1,8 @@
 -- kill_many: makes waiting, failed and blocked jobs dead, many at a time. See _bulk. It does not touch executing jobs.
 
 create or replace function pgqueue.kill_many(
-    queue text default '*', task text default '*', key text default '*', state text default '*',
-    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-1}',
+    queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
+    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-9223372036854775808}',
     everything boolean default false, max_jobs integer default 1000, after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)

@@ -6,7 +6,7 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk('purge_queue', jsonb_build_object('queue', queue), '{-1}', max_jobs, after) b
+    from pgqueue._bulk('purge_queue', jsonb_build_object('queue', queue), '{-9223372036854775808}', max_jobs, after) b
 $$;
 
 comment on function pgqueue.purge_queue(text, integer, jsonb) is

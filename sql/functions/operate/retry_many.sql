@@ -4,11 +4,11 @@
 -- without it. The reader of a note locks the ended parents of new children until it commits.
 
 create or replace function pgqueue.retry_many(
-    queue text default '*', task text default '*', key text default '*', state text default '*',
+    queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
     created_after timestamptz default '-infinity', created_before timestamptz default 'infinity',
-    finished_after timestamptz default '-infinity', finished_before timestamptz default 'infinity', job_ids bigint[] default '{-1}',
+    finished_after timestamptz default '-infinity', finished_before timestamptz default 'infinity', job_ids bigint[] default '{-9223372036854775808}',
     everything boolean default false, max_jobs integer default 1000, after jsonb default null,
-    group_id bigint default -1
+    group_id bigint default '-9223372036854775808'
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language sql security definer rows 1

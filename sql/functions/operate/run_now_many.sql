@@ -1,8 +1,8 @@
 -- run_now_many: makes scheduled and failed jobs due now, many at a time. See _bulk.
 
 create or replace function pgqueue.run_now_many(
-    queue text default '*', task text default '*', key text default '*', state text default '*',
-    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-1}',
+    queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
+    created_after timestamptz default '-infinity', created_before timestamptz default 'infinity', job_ids bigint[] default '{-9223372036854775808}',
     everything boolean default false, max_jobs integer default 1000, after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)

@@ -146,6 +146,11 @@ begin
         if p_errors[v_n] is not null then
             delete from pgqueue.jobs j where j.id = p_ids[v_n];
             perform pgqueue._free_dedupe(array[p_ids[v_n]]) where p_outcomes[v_n] = 'inserted';
+            -- Nor for those of its dedupe key.
+            p_errors := array(
+                select case when e.id = p_ids[v_n] then coalesce(e.error, p_errors[v_n]) else e.error end
+                from unnest(p_errors, p_ids) with ordinality e (error, id, n) order by e.n
+            );
             continue;
         end if;
         if v_parents <> (p_jobs[v_n]).depends_on then

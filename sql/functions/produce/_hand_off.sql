@@ -88,7 +88,7 @@ begin
                 where j.id = new.id and j.state = 'waiting' and j.ready_at <= v_now and j.key is null and j.expires_at is null
                     and (
                         coalesce(j.limit_key, j.lane_key) is null
-                        or (pgqueue._tenant_capacity(c.worker, j.queue, j.limit_key, 1, v_now, '{}')).rules = 0
+                        or (pgqueue._tenant_capacity(c.worker, j.queue, j.priority, j.limit_key, 1, v_now, '{}')).rules = 0
                     )
                     -- With the other fields below the 8000 bytes of a payload.
                     and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
@@ -123,14 +123,18 @@ begin
             from offered o
             cross join lateral pgqueue._take(array[o.row_ctid], v_now, o.worker, o.lease) r;
         end if;
-        if v_handed is not true then
+    exception when others then
+        v_handed := false;
+    end;
+    if v_handed is not true then
+        begin
             perform pgqueue._wake(j.queue, j.ready_at, 2, null, v_commits_at)
             from pgqueue.jobs j
             where j.id = new.id and j.state = 'waiting';
-        end if;
-    exception when others then
-        null;
-    end;
+        exception when others then
+            null;
+        end;
+    end if;
     return null;
 end
 $$;

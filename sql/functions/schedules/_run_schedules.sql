@@ -92,9 +92,7 @@ begin
                     -- turn an EXISTS into a join that reads every run of the schedule.
                     select u.at, row_number() over (order by u.ord) as ord
                     from unnest(t.instants) with ordinality u (at, ord)
-                    where (
-                        select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
-                    ) is null
+                    where (select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1) is null
                 ) i on true
                 cross join lateral (
                     select t.overlap = 'skip' and exists (

@@ -1,6 +1,6 @@
 -- Wake-up: notifies idle workers that a job is ready.
 --
--- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
+-- _wake reads one range of an index (the workers that serve this queue and are idle now and beyond the ready time) and notifies at
 -- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
 -- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
 -- Both carry the time of the commit in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many
@@ -17,6 +17,7 @@ language plpgsql
 set enable_seqscan = off set jit = off
 as $$
 declare
+    v_from timestamptz := greatest(p_ready_at, pgqueue._clock());
     v_payload text := case when p_ready_at > pgqueue._clock() then 'due' else 'wake' end;
     v_sent text := E'\x1f' || v_payload || ' ' || p_queue || E'\x1f';
     v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
@@ -38,7 +39,7 @@ begin
             from (
                 select a.channel
                 from pgqueue.idle_workers a
-                where a.queue in (p_queue, '') and a.until > p_ready_at and a.worker is distinct from p_except
+                where a.queue in (p_queue, '') and a.until > v_from and a.worker is distinct from p_except
                 limit 64
             ) s
             group by s.channel

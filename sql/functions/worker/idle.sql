@@ -119,9 +119,7 @@ begin
             where s.queue = coalesce(idle.queues[1], '') and s.until > v_now and s.worker <> idle.worker
             limit case when v_due then 1 else 100 end
         ) asleep;
-        v_next_due := greatest(
-            v_next_due + v_rank * case when v_due then interval '250 ms' else interval '20 ms' end, v_now
-        );
+        v_next_due := greatest(v_next_due + v_rank * case when v_due then interval '250 ms' else interval '20 ms' end, v_now);
     end if;
 
     return query
@@ -221,7 +219,7 @@ begin
             limit 1
         ) due
         cross join lateral pgqueue._tenant_capacity(
-            p_worker, t.queue, substr(t.lane_key, 9), 1, p_now, (select h.lanes from held h where h.name = t.queue)
+            p_worker, t.queue, t.priority, substr(t.lane_key, 9), 1, p_now, (select h.lanes from held h where h.name = t.queue)
         ) c;
     end if;
     v_next_due := least(v_next_due, v_turn_due);

@@ -17,9 +17,7 @@ begin
         j.result, j.errors -> -1
     from (select a.depends_on from pgqueue.all_jobs a where a.id = parents.job_id limit 1) c
     cross join lateral unnest(c.depends_on) p (id)
-    left join lateral (
-        select a.task, a.state, a.result, a.errors from pgqueue.all_jobs a where a.id = p.id limit 1
-    ) j on true
+    left join lateral (select a.task, a.state, a.result, a.errors from pgqueue.all_jobs a where a.id = p.id limit 1) j on true
     left join pgqueue.dependencies d on d.parent = p.id and d.child = parents.job_id
     order by p.id;
 end

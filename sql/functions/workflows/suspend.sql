@@ -45,9 +45,7 @@ begin
         'Give the jobs to wait for another key, or none.'
     )
     from unnest(v_open) o (id)
-    cross join lateral (
-        select from pgqueue.jobs p where p.id = o.id and p.queue = v_job.queue and p.key = v_job.key limit 1
-    ) p;
+    cross join lateral (select from pgqueue.jobs p where p.id = o.id and p.queue = v_job.queue and p.key = v_job.key limit 1) p;
     perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
     perform pgqueue._put_back(array[suspend.job_id], '0', true, false);
     perform pgqueue._wait_for_jobs(suspend.job_id, v_open);
