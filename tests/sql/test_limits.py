@@ -152,7 +152,9 @@ def test_a_limit_takes_effect_when_it_is_set_lowered_raised_and_dropped(
     assert len(got) + len(reserve(conn, 10)) == 4
 
 
-def test_rules_that_were_copied_here_without_their_sequence_are_found(conn: psycopg.Connection, standing: Clock) -> None:
+def test_rules_that_were_copied_here_without_their_sequence_are_found(
+    conn: psycopg.Connection, standing: Clock
+) -> None:
     # As logical replication does, and a copy from another database.
     with conn.cursor() as cursor:
         for table, columns, row in (

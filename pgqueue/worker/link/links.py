@@ -1,10 +1,11 @@
 """The connections of a worker.
 
 Two links for claims and ends, one for leases, and one for retry functions, made when it is needed: so a claim, a report
-that waits for a lock, and the extension of leases never wait for each other. One more connection listens. Claims and reports of ends take the first of two links that is free. So a worker with little
-to do uses one, whose session is still warm from the claim when the job ends; under load both report and claim, and the
-server always has one of them to work for. A frozen connection is noticed and replaced before the leases lapse; the
-second link is for what may wait 5 s for a lock.
+that waits for a lock, and the extension of leases never wait for each other. One more connection listens. Claims and
+reports of ends take the first of two links that is free. So a worker with little to do uses one, whose session is still
+warm from the claim when the job ends; under load both report and claim, and the server always has one of them to work
+for. A frozen connection is noticed and replaced before the leases lapse; the second link is for what may wait 5 s for a
+lock.
 """
 
 from __future__ import annotations
