@@ -17,9 +17,9 @@ from unittest import mock
 import httpx
 import psycopg
 
+from pgqueue._filters import parse
 from pgqueue.db import groups, observe, operate, samples
 from pgqueue.db.call import Call, perform
-from pgqueue.search import parse
 from pgqueue.web import EVERYTHING, User, dashboard
 from pgqueue.web import database as pool
 

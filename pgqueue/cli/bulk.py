@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import psycopg
 import typer
 
+from pgqueue._filters import Filter, order_for, parse
 from pgqueue.cli import output
 from pgqueue.cli.database import connected
 from pgqueue.cli.progress import progress
@@ -15,7 +16,6 @@ from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.logs import how_many, printable
-from pgqueue.search import Filter, order_for, parse
 
 # How many a chunk changed, how many it skipped, and how many are left, where that is known.
 _Chunk: TypeAlias = tuple[int, int, int | None]

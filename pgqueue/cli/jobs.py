@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import psycopg
 import typer
 
+from pgqueue._filters import ORDERS, Filter, exactly, parse, quoted
 from pgqueue.cli import bulk, job_table, output
 from pgqueue.cli.completion import STATES
 from pgqueue.cli.database import ask, connected
@@ -41,7 +42,6 @@ from pgqueue.db.call import perform
 from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
 from pgqueue.logs import how_many
-from pgqueue.search import ORDERS, Filter, exactly, parse, quoted
 
 app = commands("List jobs, show one, and act on one or on many.")
 

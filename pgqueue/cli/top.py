@@ -10,6 +10,7 @@ import psycopg
 import typer
 
 from pgqueue import verdict
+from pgqueue._filters import parse
 from pgqueue.cli import bulk, output
 from pgqueue.cli.database import Several, connected, databases
 from pgqueue.cli.options import AsJson, Dsns, commands
@@ -19,7 +20,6 @@ from pgqueue.db import observe
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.logs import how_many
-from pgqueue.search import parse
 
 app = commands()
 

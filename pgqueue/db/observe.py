@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue._filters import exactly
 from pgqueue._remedies import for_people
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
 from pgqueue.errors import InvalidArgument
-from pgqueue.search import exactly
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from pgqueue import __version__
+from pgqueue._filters import WORDS, Filter, parse
 from pgqueue._redaction import HIDDEN, REDACT, hides, is_hidden
 from pgqueue.config import own_dsn
 from pgqueue.db import consume, groups, limits, observe, operate
@@ -27,7 +28,6 @@ from pgqueue.db.call import perform
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.schema.status import problems
-from pgqueue.search import WORDS, Filter, parse
 
 # Seconds for a database to answer, for a statement that reads, and for one that acts.
 _CONNECTS_WITHIN = 5

@@ -18,7 +18,7 @@ from pgqueue.hooks import log as hooks_log
 from pgqueue.job import Job, Surroundings
 from pgqueue.middleware import Around, chained, is_async
 from pgqueue.tasks import Task
-from pgqueue.testing.doors import stepped
+from pgqueue.testing.access import stepped
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import ended

@@ -14,7 +14,7 @@ from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row, read_one
 from pgqueue.db.json import as_interval, micros, read_instant, read_length
 from pgqueue.schema import bundled
-from pgqueue.testing.doors import door_to, stepped
+from pgqueue.testing.access import access_to, stepped
 
 
 class Clock:
@@ -35,10 +35,10 @@ class Clock:
     """
 
     def __init__(self, connection: Any) -> None:
-        self._door = door_to(connection)
-        if self._door.is_async:
+        self._access = access_to(connection)
+        if self._access.is_async:
             raise TypeError("a Clock needs a connection that is not async; it moves the clock of all sessions")
-        stepped(self._door.script(clock_sql()))
+        stepped(self._access.script(clock_sql()))
 
     def now(self) -> datetime:
         """Return the time of the queue."""
@@ -101,7 +101,7 @@ class Clock:
         return cast(datetime, instant)
 
     def _run(self, question: str, *params: object) -> Row:
-        row: Row = stepped(self._door.run(Call(question.encode(), params, read_one)))
+        row: Row = stepped(self._access.run(Call(question.encode(), params, read_one)))
         return row
 
 

@@ -18,9 +18,9 @@ from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.hooks import Event
 from pgqueue.job import Surroundings
 from pgqueue.logs import how_many, one_line
+from pgqueue.testing.access import Access, access_to, stepped
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
-from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.steps import StepDoor
 from pgqueue.worker.hold.held import End, Ending, Held, batches
 from pgqueue.worker.presence import declarations
@@ -115,12 +115,12 @@ def drain(
         task.enqueue(connection, "a@b.c")
         assert drain(connection, app).succeeded == 1
     """
-    door = door_to(connection)
-    if door.is_async:
+    access = access_to(connection)
+    if access.is_async:
         raise TypeError(
             "drain() needs a connection that is not async; for this one: await drain_async(connection, app)"
         )
-    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=False)
+    run = _Drain(access, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=False)
     return stepped(run.run())
 
 
@@ -139,8 +139,8 @@ async def drain_async(
 
     The connection is an async one of psycopg, asyncpg or SQLAlchemy; any that `drain` takes will do as well.
     """
-    door = door_to(connection)
-    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=True)
+    access = access_to(connection)
+    run = _Drain(access, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=True)
     return await run.run()
 
 
@@ -150,18 +150,18 @@ def declare(connection: Any, app: App) -> None:
     `drain` begins with it. Call it earlier if a test checks the queue or priority of an enqueued job: the database must
     know the declared ones.
     """
-    stepped(declarations.declare(app, door_to(connection).run))
+    stepped(declarations.declare(app, access_to(connection).run))
 
 
 async def declare_async(connection: Any, app: App) -> None:
     """Write the App's declarations on an async connection; see `declare`."""
-    await declarations.declare(app, door_to(connection).run)
+    await declarations.declare(app, access_to(connection).run)
 
 
 class _Drain:
     def __init__(
         self,
-        door: Door,
+        access: Access,
         app: App,
         queues: list[str] | None,
         limit: int,
@@ -172,8 +172,8 @@ class _Drain:
         *,
         on_loop: bool,
     ) -> None:
-        self._door = door
-        self._steps = StepDoor(door, {crash_after} if isinstance(crash_after, str) else set(crash_after))
+        self._access = access
+        self._steps = StepDoor(access, {crash_after} if isinstance(crash_after, str) else set(crash_after))
         self._app = app
         self._queues = queues
         self._limit = limit
@@ -183,9 +183,9 @@ class _Drain:
         self._done = Drained()
         self._attempts = Attempts(
             app,
-            Surroundings(doors=Savepoints(door), statements=self._steps),
+            Surroundings(doors=Savepoints(access), statements=self._steps),
             on_loop=on_loop,
-            uses_asgiref=uses_asgiref(door.connection),
+            uses_asgiref=uses_asgiref(access.connection),
         )
         self._attempts.on_event = self._tell
         self._newest = _ANY_ID
@@ -194,10 +194,10 @@ class _Drain:
         self._runs: Counter[str] = Counter()
 
     async def run(self) -> Drained:
-        await declarations.declare(self._app, self._door.run)
+        await declarations.declare(self._app, self._access.run)
         if not self._recursive:
             newest = b"select coalesce(max(id), 0) from pgqueue.jobs"
-            self._newest = await self._door.run(Call(newest, (), read_first))
+            self._newest = await self._access.run(Call(newest, (), read_first))
         try:
             while (held := await self._next()) is not None:
                 await self._run_one(held)
@@ -208,7 +208,7 @@ class _Drain:
 
     async def _next(self) -> Held | None:
         while True:
-            rows = await self._door.run(Call(_CLAIM, (_WORKER, self._queues), read_rows))
+            rows = await self._access.run(Call(_CLAIM, (_WORKER, self._queues), read_rows))
             if rows:
                 held = _held([_job_row(row) for row in rows])
                 if held.row.task not in self._app.tasks:
@@ -232,7 +232,7 @@ class _Drain:
         self._runs[task.name] += 1
         if await self._steps.attempt(held, lambda: self._attempts.attempt(held, task)):
             self._done.crashed += 1
-            await self._door.run(consume.release([each.pair for each in (held, *held.members)]))
+            await self._access.run(consume.release([each.pair for each in (held, *held.members)]))
             return
         error = self._attempts.error
         for each in (held, *held.members):
@@ -247,7 +247,7 @@ class _Drain:
         """Store the end of an attempt. If the database refuses it, store a simpler form, as the worker does."""
         while True:
             try:
-                async with self._door.savepoint():
+                async with self._access.savepoint():
                     state = await self._report(held)
                 break
             except InvalidArgument as refusal:
@@ -271,16 +271,16 @@ class _Drain:
                 return "snoozed"
             case End.SUCCEEDED:
                 result = None if ending.result is None else orjson.Fragment(ending.result)
-                is_held = await self._door.run(consume.complete(*held.pair, result))
+                is_held = await self._access.run(consume.complete(*held.pair, result))
                 return "succeeded" if is_held else "lost"
             case End.FAILED:
-                return await self._door.run(consume.fail(failure_of(held))) or "lost"
+                return await self._access.run(consume.fail(failure_of(held))) or "lost"
             case End.SNOOZED if ending.throttle is not None:
-                state = await self._door.run(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
+                state = await self._access.run(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
                 return "snoozed" if state == "throttled" else state or "lost"
             case End.SNOOZED:
-                return "snoozed" if await self._door.run(consume.snooze(*held.pair, ending.snooze)) else "lost"
-        await self._door.run(consume.release([held.pair], ending.delay))
+                return "snoozed" if await self._access.run(consume.snooze(*held.pair, ending.snooze)) else "lost"
+        await self._access.run(consume.release([held.pair], ending.delay))
         return "released"
 
     def _count(self, state: str) -> None:
@@ -297,55 +297,55 @@ class _Drain:
         """Move the queue's clock to the time of the next job; False when there is none."""
         skipped = [each.row.id for each in self._skipped]
         parameters = (self._queues, self._queues, self._newest, skipped)
-        found = await self._door.run(Call(_NEXT_DUE, parameters, read_maybe_one))
+        found = await self._access.run(Call(_NEXT_DUE, parameters, read_maybe_one))
         if found is None or found[1] <= 0:
             return False
-        if not await self._door.run(Call(b"select to_regclass('pgqueue_testing.clock') is not null", (), read_first)):
-            await self._door.script(clock_sql())
+        if not await self._access.run(Call(b"select to_regclass('pgqueue_testing.clock') is not null", (), read_first)):
+            await self._access.script(clock_sql())
         advance = b"select pgqueue_testing.advance_clock(%s::text::interval) is not null"
-        await self._door.run(Call(advance, (f"{found[1]} us",), read_nothing))
+        await self._access.run(Call(advance, (f"{found[1]} us",), read_nothing))
         return True
 
     async def _give_back(self) -> None:
         if self._skipped:
             pairs = [each.pair for held in self._skipped for each in (held, *held.members)]
-            await self._door.run(consume.release(pairs))
+            await self._access.run(consume.release(pairs))
             self._skipped.clear()
 
 
 class Savepoints:
     """Directs `job.transaction()` in a test to the test's connection, in a savepoint."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     def sync_door(self, given: Any) -> Any:
         """Return the access for `with job.transaction()`."""
-        if self._door.is_async:
+        if self._access.is_async:
             raise _wrong_way("with", "an async")
-        return _SyncSavepoint(self._door, given)
+        return _SyncSavepoint(self._access, given)
 
     def async_door(self, given: Any) -> Any:
         """Return the access for `async with job.transaction()`."""
-        if not self._door.is_async:
+        if not self._access.is_async:
             raise _wrong_way("async with", "a sync")
-        return _AsyncSavepoint(self._door, given)
+        return _AsyncSavepoint(self._access, given)
 
 
 class _SyncSavepoint:
     is_replaceable = False
 
-    def __init__(self, door: Door, given: Any) -> None:
-        self.connection = door.connection if given is None else given
-        self._door = door
+    def __init__(self, access: Access, given: Any) -> None:
+        self.connection = access.connection if given is None else given
+        self._access = access
         # A connection that the handler gives has a separate savepoint or transaction.
-        self._block = (door if given is None else door_to(given)).block()
+        self._block = (access if given is None else access_to(given)).block()
 
     def begin(self) -> None:
         self._block.__enter__()
 
     def run(self, call: Call[T]) -> T:
-        return stepped(self._door.run(call))
+        return stepped(self._access.run(call))
 
     def end(self, error: BaseException | None) -> None:
         self._block.__exit__(error and type(error), error, error and error.__traceback__)
@@ -354,16 +354,16 @@ class _SyncSavepoint:
 class _AsyncSavepoint:
     is_replaceable = False
 
-    def __init__(self, door: Door, given: Any) -> None:
-        self.connection = door.connection if given is None else given
-        self._door = door
-        self._block = (door if given is None else door_to(given)).block()
+    def __init__(self, access: Access, given: Any) -> None:
+        self.connection = access.connection if given is None else given
+        self._access = access
+        self._block = (access if given is None else access_to(given)).block()
 
     async def begin(self) -> None:
         await self._block.__aenter__()
 
     def run(self, call: Call[T]) -> Coroutine[Any, Any, T]:
-        return self._door.run(call)
+        return self._access.run(call)
 
     async def end(self, error: BaseException | None) -> None:
         await self._block.__aexit__(error and type(error), error, error and error.__traceback__)

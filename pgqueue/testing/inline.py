@@ -15,8 +15,8 @@ from pgqueue.db.json import from_json
 from pgqueue.errors import ConfigError
 from pgqueue.hooks import Hooks
 from pgqueue.tasks import Task
+from pgqueue.testing.access import stepped
 from pgqueue.testing.attempts import loop_runs
-from pgqueue.testing.doors import stepped
 from pgqueue.testing.perform import Given, Performance, Performed
 
 _ids = itertools.count(1)

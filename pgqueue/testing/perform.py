@@ -13,8 +13,8 @@ from pgqueue.db.json import to_json
 from pgqueue.errors import LeaseLost
 from pgqueue.job import Job, Surroundings
 from pgqueue.tasks import Task
+from pgqueue.testing.access import Access, access_to, stepped
 from pgqueue.testing.attempts import Attempts, uses_asgiref
-from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.drain import Savepoints
 from pgqueue.worker.hold.held import End, Held
 
@@ -69,8 +69,8 @@ def perform(
 
         assert perform(send_email, "a@b.c", attempt=3).state == "succeeded"
     """
-    door = None if connection is None else door_to(connection)
-    one = Performance(task, door, app, raise_errors, on_loop=False)
+    access = None if connection is None else access_to(connection)
+    one = Performance(task, access, app, raise_errors, on_loop=False)
     options = Given(attempt, max_attempts, headers, queue, key)
     return stepped(one.run(_written(task, args, kwargs), options))
 
@@ -90,8 +90,8 @@ async def perform_async(
     **kwargs: Any,
 ) -> Performed:
     """Run a task's handler once as `perform` does, an async one on the running event loop."""
-    door = None if connection is None else door_to(connection)
-    one = Performance(task, door, app, raise_errors, on_loop=True)
+    access = None if connection is None else access_to(connection)
+    one = Performance(task, access, app, raise_errors, on_loop=True)
     return await one.run(_written(task, args, kwargs), Given(attempt, max_attempts, headers, queue, key))
 
 
@@ -110,12 +110,12 @@ class Performance:
     """Runs one handler. For `perform` and `inline`."""
 
     def __init__(
-        self, task: Task[Any, Any], door: Door | None, app: App | None, raise_errors: bool, *, on_loop: bool
+        self, task: Task[Any, Any], access: Access | None, app: App | None, raise_errors: bool, *, on_loop: bool
     ) -> None:
         self._task = task
         self._raise_errors = raise_errors
-        doors = NoRow(door)
-        connection = None if door is None else door.connection
+        doors = NoRow(access)
+        connection = None if access is None else access.connection
         self._attempts = Attempts(
             app or App(), Surroundings(doors=doors), on_loop=on_loop, uses_asgiref=uses_asgiref(connection)
         )
@@ -145,22 +145,22 @@ class Performance:
 class NoRow(Savepoints):
     """Directs `job.transaction()` of a job without a row to the caller's connection, if there is one."""
 
-    def __init__(self, door: Door | None) -> None:
-        super().__init__(_AlwaysHeld(door) if door is not None else _Nowhere(None))
+    def __init__(self, access: Access | None) -> None:
+        super().__init__(_AlwaysHeld(access) if access is not None else _Nowhere(None))
 
 
-class _AlwaysHeld(Door):
+class _AlwaysHeld(Access):
     # There is no row to hold and to complete.
-    def __init__(self, door: Door) -> None:
-        super().__init__(door.connection)
-        self.is_async = door.is_async
-        self.block = door.block  # type: ignore[method-assign]
+    def __init__(self, access: Access) -> None:
+        super().__init__(access.connection)
+        self.is_async = access.is_async
+        self.block = access.block  # type: ignore[method-assign]
 
     async def run(self, call: Any) -> Any:
         return True
 
 
-class _Nowhere(Door):
+class _Nowhere(Access):
     async def run(self, call: Any) -> Any:
         return True
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
+from pgqueue.testing.access import Access, stepped
 from pgqueue.testing.attempts import loop_runs, uses_asgiref
-from pgqueue.testing.doors import Door, stepped
 from pgqueue.worker.hold.held import End, Held
 
 
@@ -20,8 +20,8 @@ class StepDoor:
     `crash_after`: steps after which an attempt ends as if its worker had crashed, once for each.
     """
 
-    def __init__(self, door: Door, crash_after: set[str]) -> None:
-        self._door = door
+    def __init__(self, access: Access, crash_after: set[str]) -> None:
+        self._access = access
         self._crash_after = crash_after
         self._crashed = False
         self._block: AbstractAsyncContextManager[None] | None = None
@@ -45,7 +45,7 @@ class StepDoor:
 
     async def ask(self, call: Call[Any]) -> Any:
         """Run a statement of a step for an async handler."""
-        if uses_asgiref(self._door.connection) and loop_runs():
+        if uses_asgiref(self._access.connection) and loop_runs():
             # In the thread of the test, where Django's connection is.
             from asgiref.sync import sync_to_async  # noqa: PLC0415
 
@@ -54,7 +54,7 @@ class StepDoor:
 
     def ask_from_thread(self, call: Call[Any]) -> Any:
         """Run a statement of a step for a sync handler."""
-        if self._door.is_async:
+        if self._access.is_async:
             raise InvalidArgument(
                 "a sync handler with steps cannot use an async connection", hint="drain it on a sync connection"
             )
@@ -71,13 +71,13 @@ class StepDoor:
         async with self._turn:
             await self._end()
             try:
-                async with self._door.savepoint():
-                    return await self._door.run(call)
+                async with self._access.savepoint():
+                    return await self._access.run(call)
             finally:
                 await self._begin()
 
     async def _begin(self) -> None:
-        self._block = self._door.savepoint()
+        self._block = self._access.savepoint()
         await self._block.__aenter__()
 
     async def _end(self, *, undo: bool = False) -> None:

@@ -19,11 +19,11 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Header, Input, Label, Static, TabbedContent, TabPane
 
 from pgqueue import verdict
+from pgqueue._filters import ORDERS, parse
 from pgqueue.db import limits, observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import how_many, one_line, printable
-from pgqueue.search import ORDERS, parse
 from pgqueue.top.rows import COLUMNS, STATES, Row, alive_of, overview, rows_of, seconds, short
 
 T = TypeVar("T")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pgqueue import verdict
+from pgqueue._filters import parse
 from pgqueue.db import observe
 from pgqueue.db.call import Call
 from pgqueue.logs import printable
-from pgqueue.search import parse
 
 Row = Sequence[object]
 

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pgqueue._filters import order_for
 from pgqueue.db import groups, limits, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import how_many
-from pgqueue.search import order_for
 from pgqueue.web.context import Context
 
 # The right that each action needs.

@@ -24,7 +24,7 @@ from pgqueue import __version__
 from pgqueue._redaction import REDACT
 from pgqueue.errors import PgQueueError
 from pgqueue.middleware import Codec
-from pgqueue.web import actions, dead, machinery, overview, pages, sharing, tasks, workflows
+from pgqueue.web import actions, dead, overview, pages, schedules, sharing, tasks, workers, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import PageDatabase, Pool
 from pgqueue.web.guard import Guard
@@ -43,10 +43,10 @@ _PAGES: dict[str, _Handler] = {
     "/group": workflows.group,
     "/tasks": tasks.tasks,
     "/task": tasks.task,
-    "/workers": machinery.workers,
-    "/worker": machinery.worker,
-    "/schedules": machinery.schedules,
-    "/schedule": machinery.schedule,
+    "/workers": workers.workers,
+    "/worker": workers.worker,
+    "/schedules": schedules.schedules,
+    "/schedule": schedules.schedule,
     "/limits": pages.limits,
     "/tenants": sharing.tenants,
     "/events": sharing.events,
@@ -62,8 +62,8 @@ _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,
     "/queue": actions.queue,
     "/group": actions.group,
-    "/worker": machinery.act_on_worker,
-    "/schedule": machinery.act_on_schedule,
+    "/worker": workers.act_on_worker,
+    "/schedule": schedules.act_on_schedule,
     "/limit": actions.limit,
     "/task": tasks.act_on_task,
     "/event": sharing.act_on_event,

@@ -18,12 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from pgqueue._filters import Filter, parse
 from pgqueue._redaction import hides
 from pgqueue.db import observe
 from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.middleware import Codec
-from pgqueue.search import Filter, parse
 from pgqueue.web.database import PageDatabase
 from pgqueue.web.render import link
 from pgqueue.web.users import User

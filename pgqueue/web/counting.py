@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgqueue._filters import DUE_STATES, Filter
 from pgqueue.db import observe
-from pgqueue.search import DUE_STATES, Filter
 from pgqueue.web.database import PageDatabase
 
 # Jobs that are counted, in all and by one statement, and seconds after which no further statement begins.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue._filters import narrowed, quoted
 from pgqueue.db import observe
-from pgqueue.search import narrowed, quoted
 from pgqueue.web.capacity import Running
 from pgqueue.worker.tell.counts import BOUNDS
 

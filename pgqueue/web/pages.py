@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from pgqueue import __version__, metrics, verdict
+from pgqueue._filters import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, replaced
 from pgqueue.db import consume, observe, operate, samples
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
-from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly, replaced
 from pgqueue.web import (
     capacity,
     commands,

@@ -14,11 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, Undef
 from markupsafe import Markup
 
 from pgqueue import __version__, verdict
+from pgqueue._filters import quoted
 from pgqueue._redaction import HIDDEN, is_hidden
 from pgqueue._remedies import steps
 from pgqueue.db import observe
 from pgqueue.logs import how_many
-from pgqueue.search import quoted
 from pgqueue.web.series import percentile
 from pgqueue.worker.tell.counts import Entry
 

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pgqueue._filters import exactly
 from pgqueue.db import observe, operate, samples
 from pgqueue.errors import InvalidArgument
-from pgqueue.search import exactly
 from pgqueue.web import capacity, dead_groups, render, series
 from pgqueue.web.actions import change, one
 from pgqueue.web.capacity import Running

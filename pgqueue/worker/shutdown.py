@@ -19,7 +19,7 @@ from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.presence.registration import Registration
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.exchange import Exchange
@@ -48,7 +48,7 @@ class Shutdown:
         holding: Holding,
         outbox: Outbox,
         tell: Tell,
-        state: State,
+        requests: Requests,
         registration: Registration,
         identity: Identity,
     ) -> None:
@@ -60,7 +60,7 @@ class Shutdown:
         self._holding = holding
         self._outbox = outbox
         self._tell = tell
-        self._state = state
+        self._requests = requests
         self._registration = registration
         self._identity = identity
 
@@ -140,10 +140,10 @@ class Shutdown:
                     log.warning("%s did not end within its shutdown timeout of %g s and is cut off", held, limit)
                     why = f"it did not end within its shutdown timeout of {limit:g} s"
                     self._runner.stop(held, Stop(end, why))
-            self._state.freed.clear()
+            self._requests.freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await self._state.freed.wait()
+                    await self._requests.freed.wait()
         return len(asked)
 
     def _terms(self, held: Held) -> tuple[End, float]:
@@ -155,7 +155,7 @@ class Shutdown:
 
     async def _until(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
-            self._state.freed.clear()
+            self._requests.freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    await self._state.freed.wait()
+                    await self._requests.freed.wait()

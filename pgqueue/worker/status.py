@@ -11,7 +11,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.process import memory
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.intake import Intake
@@ -26,7 +26,7 @@ class WorkerStatus:
         self,
         config: WorkerConfig,
         started: asyncio.Event,
-        state: State,
+        requests: Requests,
         outage: Outage,
         trade: Trade,
         intake: Intake,
@@ -37,7 +37,7 @@ class WorkerStatus:
     ) -> None:
         self._config = config
         self._started = started
-        self._state = state
+        self._requests = requests
         self._outage = outage
         self._trade = trade
         self._intake = intake
@@ -58,8 +58,8 @@ class WorkerStatus:
             "ready": not reason,
             "reason": reason[:300],
             "started": self._started.is_set(),
-            "quiet": self._state.quiet,
-            "stopping": self._state.stopping.is_set(),
+            "quiet": self._requests.quiet,
+            "stopping": self._requests.stopping.is_set(),
             "concurrency": self._runner.concurrency,
             "running": self._runner.running,
             "free": max(self._runner.concurrency - self._runner.running, 0),
@@ -79,9 +79,9 @@ class WorkerStatus:
     def _why_not_ready(self) -> str:
         if not self._started.is_set():
             return self._outage.error or "it has not started yet"
-        if self._state.stopping.is_set():
+        if self._requests.stopping.is_set():
             return "it stops"
-        if self._state.quiet:
+        if self._requests.quiet:
             return "it is quiet"
         if self._outage.lasts is not None:
             return f"the database cannot be used: {self._outage.error}"

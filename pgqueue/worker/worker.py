@@ -28,7 +28,7 @@ from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process.blocked_loop import Watchdog
 from pgqueue.worker.process.loops import Loop, keep_running
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run import concurrency
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.log_lines import LogLines
@@ -48,10 +48,10 @@ from pgqueue.worker.trade.exchange import Exchange
 from pgqueue.worker.trade.hearing import Hearing
 from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.leases import Leases
+from pgqueue.worker.trade.overdue_jobs import OverdueJobs
 from pgqueue.worker.trade.reporter import Reporter
 from pgqueue.worker.trade.sleeper import Sleeper
 from pgqueue.worker.trade.trade import Trade
-from pgqueue.worker.trade.watches import Watches
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -86,11 +86,11 @@ class Worker:
         dsn = check_dsn("dsn", dsn)
         self._place = describe_dsn(dsn)
         self._slots = slots or Slots(config.concurrency, 1)
-        self._state = State()
+        self._requests = Requests()
         # A slot may be free: ask again.
-        self.freed = self._state.freed
+        self.freed = self._requests.freed
         self._holding = Holding()
-        self._outbox = Outbox(self._state)
+        self._outbox = Outbox(self._requests)
         self.counts = Counts(config.lease)
         dsn = worker_dsn(dsn, f"pgqueue {config.name}", config.lease)
         self._connect(dsn)
@@ -98,7 +98,7 @@ class Worker:
         self._make_trade()
         self._shutdown = self._make_shutdown()
         self._hearing = Hearing(
-            self._registration, self._state, self._holding, self._intake, self._sleeper, self._orders
+            self._registration, self._requests, self._holding, self._intake, self._sleeper, self._orders
         )
         self._listener = make_listener(
             dsn, config, self._outage, self._links.keeping, self._intake.handoffs, self._hearing
@@ -111,7 +111,7 @@ class Worker:
         self._outage = Outage(dsn, pooled=config.pooled)
         claim = consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy)
         self._identity = Identity(config, self._outage, self._app.tasks)
-        self._exchange = Exchange(claim, self._identity, self._state)
+        self._exchange = Exchange(claim, self._identity, self._requests)
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
         self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))
         self._pools = Pools(dsn, config.concurrency, self._outage)
@@ -130,13 +130,13 @@ class Worker:
         self._leases = Leases(self._holding, keeping, self._outage, config.lease, self._runner, self._tell)
 
         self._orders = Orders(
-            config, self._identity, keeping, self._state, self._runner, self._surroundings.stopping, self._log_lines
+            config, self._identity, keeping, self._requests, self._runner, self._surroundings.stopping, self._log_lines
         )
-        self._watches = Watches(config, self._runner, keeping, self._orders)
+        self._overdue_jobs = OverdueJobs(config, self._runner, keeping, self._orders)
 
     def _make_trade(self) -> None:
         config, links, exchange, runner = self.config, self._links, self._exchange, self._runner
-        holding, outbox, slots, tell, state = self._holding, self._outbox, self._slots, self._tell, self._state
+        holding, outbox, slots, tell, state = self._holding, self._outbox, self._slots, self._tell, self._requests
         self._intake = intake = Intake(holding, runner, outbox, exchange, tell, slots, state)
         self._trade = trade = Trade(exchange, outbox, holding, intake, runner, slots, tell, links.keeping, state)
         self._sleeper = Sleeper(config, links.first, runner, state, trade, intake, self._registration)
@@ -169,7 +169,7 @@ class Worker:
     @property
     def wants(self) -> bool:
         """Whether it has more due jobs than slots, or waits for a slot to find out."""
-        if self._state.quiet or self._state.stopping.is_set() or self._outage.lasts is not None:
+        if self._requests.quiet or self._requests.stopping.is_set() or self._outage.lasts is not None:
             return False
         return self._intake.jobs_wait or self._claimer.waits_for_capacity
 
@@ -190,7 +190,7 @@ class Worker:
     @property
     def is_stopping(self) -> bool:
         """Whether it was asked to stop."""
-        return self._state.stopping.is_set()
+        return self._requests.stopping.is_set()
 
     def stop(self) -> None:
         """Claim no more jobs and let running ones end."""
@@ -249,13 +249,13 @@ class Worker:
             if not await self._has_started():
                 return True
             loops = self._start_loops()
-            await self._state.stopping.wait()
+            await self._requests.stopping.wait()
             clean = await self._shutdown.run(loops[0], self._surroundings.stopping)
             self._orders.exit_code = self._orders.exit_code or (0 if clean else 1)
             return clean
         finally:
             self._watchdog.stop()
-            self._state.stop()
+            self._requests.stop()
             self._slots.leave(self)
             for loop in loops:
                 loop.cancel()
@@ -283,20 +283,20 @@ class Worker:
             "commands": self._orders.obey_forever,
             "progress": self._progress.store_forever,
             "log lines": self._log_lines.store_forever,
-            "sharing": self._watches.share_forever,
-            "timeouts": self._watches.watch_timeouts_forever,
+            "sharing": self._overdue_jobs.share_forever,
+            "timeouts": self._overdue_jobs.watch_timeouts_forever,
         }
         if config.listen:
             loops["listening"] = self._listener.listen_forever
         if (low := config.min_concurrency) is not None:
             loops["concurrency"] = partial(concurrency.adapt_forever, self._slots, low, config.concurrency)
-        is_over = self._state.stopping.is_set
+        is_over = self._requests.stopping.is_set
         return [keep_running(name, loop, config.name, is_over, self._events.error) for name, loop in loops.items()]
 
     async def _has_started(self) -> bool:
         """Start, unless the worker is stopped while it still waits for the server."""
         starting = asyncio.create_task(self._start())
-        stopping = asyncio.create_task(self._state.stopping.wait())
+        stopping = asyncio.create_task(self._requests.stopping.wait())
         started = False
         try:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -348,7 +348,7 @@ class Worker:
             self._holding,
             self._outbox,
             self._tell,
-            self._state,
+            self._requests,
             self._registration,
             self._identity,
         )
@@ -357,7 +357,7 @@ class Worker:
         return WorkerStatus(
             self.config,
             self.started,
-            self._state,
+            self._requests,
             self._outage,
             self._trade,
             self._intake,

@@ -7,13 +7,13 @@ import re
 import psycopg
 import pytest
 
-from pgqueue import search
+from pgqueue import _filters
 from pgqueue.db import observe
 from pgqueue.db.call import perform
 from pgqueue.errors import InvalidArgument
 from tests.docs.pages import pages, read
 
-_NAMES = "|".join(word.replace("args.NAME", r"args(?:\.\w+)+") for word in search.WORDS)
+_NAMES = "|".join(word.replace("args.NAME", r"args(?:\.\w+)+") for word in _filters.WORDS)
 _FILTER = re.compile(rf"(?:{_NAMES}):[^\s]")
 
 # Pages name these because they are refused: each job would match, or no word of theirs exists.
@@ -34,7 +34,7 @@ def filters(text: str) -> list[str]:
 def everywhere() -> dict[str, str]:
     """The texts that show filters: the docs, the help of commands and pages, and the parser itself."""
     programs = [
-        "pgqueue/search.py",
+        "pgqueue/_filters.py",
         "pgqueue/top/app.py",
         *(f"pgqueue/cli/{name}.py" for name in ("options", "jobs", "top", "examples")),
     ]
@@ -54,20 +54,20 @@ def test_filters_are_found_where_they_stand() -> None:
         "docs/operate/web.md",
         "docs/operate/operating.md",
         "CHANGELOG.md",
-        "pgqueue/search.py",
+        "pgqueue/_filters.py",
     }
     # All words of the language are shown by its page.
     language = " ".join(each for name, each in found if name == "docs/operate/web.md")
-    assert [word for word in search.WORDS if f"{word.removesuffix('NAME').removesuffix('.')}" not in language] == []
+    assert [word for word in _filters.WORDS if f"{word.removesuffix('NAME').removesuffix('.')}" not in language] == []
 
 
 def test_each_filter_that_is_shown_is_taken(conn: psycopg.Connection) -> None:
     for name, line in shown():
         if line in REFUSED:
             with pytest.raises(InvalidArgument):
-                search.parse(line)
+                _filters.parse(line)
             continue
         try:
-            assert perform(conn, observe.search("newest", search.parse(line), None, 10)).ids == []
+            assert perform(conn, observe.search("newest", _filters.parse(line), None, 10)).ids == []
         except (InvalidArgument, psycopg.Error) as error:
             pytest.fail(f"{name}: {line}: {error}")

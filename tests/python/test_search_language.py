@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue._filters import exactly, parse, quoted
 from pgqueue.errors import InvalidArgument
-from pgqueue.search import exactly, parse, quoted
 
 
 @pytest.mark.parametrize(

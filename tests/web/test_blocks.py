@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue._filters import parse
 from pgqueue.db import observe, samples
 from pgqueue.db.call import Call, perform
-from pgqueue.search import parse
 from pgqueue.testing import Clock
 from pgqueue.web import database as pool
 from pgqueue.web import series

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import psycopg
 import pytest
 
+from pgqueue._filters import narrowed
 from pgqueue.db import observe
 from pgqueue.db.call import Call
-from pgqueue.search import narrowed
 from pgqueue.web import database as pool
 from pgqueue.web import pages
 from tests.calls import enqueue, enqueue_many, reserve, value

@@ -19,8 +19,8 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
-from pgqueue.worker.run.pace import Pace
 from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.throughput import Throughput
 from pgqueue.worker.trade.exchange import Exchange, Reply
 from pgqueue.worker.trade.notify_load import NotifyLoad
 from tests.calls import call, enqueue, job, maintain, state, value
@@ -222,7 +222,7 @@ async def test_a_worker_that_could_not_claim_takes_no_more_for_these_would_go_be
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As of a stream of a thousand a second; and these commits wait for no other.
-    monkeypatch.setattr(Pace, "buffer", lambda _: 100)
+    monkeypatch.setattr(Throughput, "buffer", lambda _: 100)
     monkeypatch.setattr(NotifyLoad, "heard", lambda *_: False)
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:

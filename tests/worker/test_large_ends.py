@@ -17,7 +17,7 @@ from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument, LockTimeout
 from pgqueue.worker.hold.held import RELEASED, End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.failure import describe
 from pgqueue.worker.trade.reporter import Reporter
 from tests.calls import enqueue, job, value
@@ -238,7 +238,7 @@ async def test_ends_are_stored_where_a_text_null_is_no_null(database: Database, 
 
 @pytest.mark.parametrize("size", [LARGE + 1, 1])
 async def test_ends_that_wait_when_a_loop_of_reports_is_restarted_wait_for_no_other_end(size: int) -> None:
-    outbox = Outbox(State())
+    outbox = Outbox(Requests())
     for _ in range(2):
         outbox.put(_succeeded(size))
     # The loop before has heard of both, and was cancelled.
@@ -259,7 +259,7 @@ async def test_a_locked_job_that_goes_back_is_reported_once_more_where_the_next_
     trade = _Trade()
     # The first one was held when it was to be given back, and is still reserved.
     trade.answers = [[], [first.pair], LockTimeout("locked")]
-    reporter = Reporter(*("w", App(), trade, trade, Outbox(State()), holding, *([trade] * 3)))  # type: ignore[arg-type]
+    reporter = Reporter(*("w", App(), trade, trade, Outbox(Requests()), holding, *([trade] * 3)))  # type: ignore[arg-type]
     with pytest.raises(LockTimeout):
         await reporter._report_returns([first, second])
     assert (trade.later, trade.again) == ([first], [second])

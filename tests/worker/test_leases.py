@@ -218,10 +218,10 @@ async def test_an_end_whose_job_is_gone_when_it_is_to_be_reported_again_is_told_
         # The report of its end was not answered in time, and the extension of its lease found it gone.
         held.attempt.ending = SUCCEEDED
         worker._holding.remove(held)
-        worker._state.freed.clear()
+        worker._requests.freed.clear()
         worker._trade.report_again([held])
         assert told[-1] == "lost"
-        assert worker._state.freed.is_set()
+        assert worker._requests.freed.is_set()
         go.set()
 
 

@@ -152,7 +152,7 @@ async def crash(worker: pgqueue.lifespan.WorkerLifespan, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Worker, "run", run)
     # What run() waits for: it ends with this error, after it has cleaned up.
-    waiters = worker._worker._state.stopping._waiters  # type: ignore[attr-defined]
+    waiters = worker._worker._requests.stopping._waiters  # type: ignore[attr-defined]
     await wait_until_async(lambda: [each for each in waiters if not each.done()])
     for waiter in [each for each in waiters if not each.done()]:
         waiter.set_exception(ArithmeticError("an error of the loop"))

@@ -18,8 +18,8 @@ from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.orders import Orders
-from pgqueue.worker.run.pace import Pace
 from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.throughput import Throughput
 from pgqueue.worker.trade.exchange import Exchange, Reply
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
@@ -523,7 +523,7 @@ async def test_a_job_of_a_paused_queue_is_not_run_until_it_is_resumed(
 async def test_what_a_worker_has_not_started_goes_back_when_it_is_paused(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, kind: str, target: str
 ) -> None:
-    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    monkeypatch.setattr(Throughput, "buffer", lambda self: 10)
     app = App()
     go = asyncio.Event()
 
@@ -580,7 +580,7 @@ async def held_back(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Worker]:
     """A worker of one slot in which a job runs, for as long as the test does, and which holds four more."""
-    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    monkeypatch.setattr(Throughput, "buffer", lambda self: 10)
     app = App()
     go = asyncio.Event()
 
@@ -599,7 +599,7 @@ async def held_back(
 async def test_what_waits_behind_a_job_that_is_throttled_goes_back_and_does_not_start(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, listen: bool
 ) -> None:
-    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    monkeypatch.setattr(Throughput, "buffer", lambda self: 10)
     app = App()
     go, other = asyncio.Event(), asyncio.Event()
 
@@ -654,7 +654,7 @@ async def test_a_storm_of_throttled_handlers_asks_the_database_no_more_often(
 async def test_an_open_breaker_reaches_what_waits_in_a_worker(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    monkeypatch.setattr(Throughput, "buffer", lambda self: 10)
     call(conn, "set_breaker", "task", "slow", of=1, pause="1 hour")
     app = App()
     go, other = asyncio.Event(), asyncio.Event()

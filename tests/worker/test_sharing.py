@@ -59,7 +59,7 @@ async def test_what_was_not_started_within_two_seconds_goes_to_a_worker_that_sle
     async with working(app, database.dsn, name="busy", concurrency=2) as busy:
         await wait_until_async(lambda: is_asleep(conn, "busy"))
         # As after a stream of quick jobs, which on a slow machine is none.
-        monkeypatch.setattr(busy._runner._pace, "buffer", lambda: 28)
+        monkeypatch.setattr(busy._runner._throughput, "buffer", lambda: 28)
         with conn.transaction():
             enqueue_many(conn, 30, "long")
         await wait_until_async(lambda: busy._runner.running == 2 and busy._runner.unstarted > 0)

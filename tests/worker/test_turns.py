@@ -15,7 +15,7 @@ import pytest
 
 from pgqueue import App, Job
 from pgqueue.worker.run.isolation import NAME
-from pgqueue.worker.run.pace import Pace
+from pgqueue.worker.run.throughput import Throughput
 from pgqueue.worker.run.turn import Turn
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
@@ -47,7 +47,7 @@ class Turns:
 @pytest.fixture
 def claimed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker claims fifty jobs at a time, however few slots it has."""
-    monkeypatch.setattr(Pace, "buffer", lambda _: 100)
+    monkeypatch.setattr(Throughput, "buffer", lambda _: 100)
 
 
 @pytest.mark.usefixtures("claimed_at_once")
@@ -154,7 +154,7 @@ async def test_sync_handlers_that_wait_for_each_other_run_in_all_slots(
 async def test_leases_are_extended_beside_handlers_that_never_wait(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "buffer", lambda _: 2000)
+    monkeypatch.setattr(Throughput, "buffer", lambda _: 2000)
     app = App()
     ran = 0
     is_extended = False
@@ -352,7 +352,7 @@ def test_a_handler_starts_before_its_slot_goes_on_and_keeps_its_task_on_each_loo
 ) -> None:
     loops = pytest.importorskip(library)
     monkeypatch.setattr("pgqueue.worker.run.turn.LENGTH", 60.0)
-    monkeypatch.setattr(Pace, "buffer", lambda _: 100)
+    monkeypatch.setattr(Throughput, "buffer", lambda _: 100)
     app = App()
     tasks: list[tuple[int, asyncio.Task[None] | None]] = []
 

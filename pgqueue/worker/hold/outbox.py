@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 
 # Ends that one statement reports at most, and their bytes: a server takes some seconds for more.
 _BATCH = 1000
@@ -102,11 +102,11 @@ class Outbox:
     small ends with what goes back, large ends, and failures on which a retry function of the database decides.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, requests: Requests) -> None:
         self.came = asyncio.Event()
         self.large_came = asyncio.Event()
         self.undecided_came = asyncio.Event()
-        self._state = state
+        self._requests = requests
         # To be completed or failed; to be released, snoozed, or reported again after a lock; ended by their handlers.
         self._ends = Ends()
         self._returns: deque[Held] = deque()
@@ -153,7 +153,7 @@ class Outbox:
         else:
             self._returns.append(held)
         self.came.set()
-        self._state.freed.set()
+        self._requests.freed.set()
 
     def put_locked(self, held: Held, seconds: float) -> None:
         """Another session has locked this job's row: report its end again, after this time and with what goes back."""

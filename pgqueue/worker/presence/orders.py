@@ -16,7 +16,7 @@ from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process import stack_dump
 from pgqueue.worker.process.ending import end_now
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.log_lines import LogLines
 from pgqueue.worker.run.runner import Runner
 
@@ -49,7 +49,7 @@ class Orders:
         config: WorkerConfig,
         identity: Identity,
         link: Link,
-        state: State,
+        requests: Requests,
         runner: Runner,
         stopping: Flag,
         log_lines: LogLines,
@@ -59,7 +59,7 @@ class Orders:
         self._config = config
         self._identity = identity
         self._link = link
-        self._state = state
+        self._requests = requests
         self._runner = runner
         # What handlers see.
         self._stopping = stopping
@@ -68,31 +68,31 @@ class Orders:
 
     def stop(self) -> None:
         """Claim no more jobs and let running ones end."""
-        if not self._state.stopping.is_set():
-            self._state.stop()
+        if not self._requests.stopping.is_set():
+            self._requests.stop()
 
     def be_quiet(self) -> None:
         """Claim no more jobs, give back unstarted ones, and keep running."""
-        if not self._state.quiet:
-            self._state.quiet = True
+        if not self._requests.quiet:
+            self._requests.quiet = True
             log.info("quiet: reserving no more jobs; %d still run", self._runner.running)
             self._runner.give_back_unstarted()
-            self._state.rouse()
+            self._requests.rouse()
 
     def resume(self) -> None:
         """Claim again, after `be_quiet`."""
-        if self._state.quiet and not self._state.retiring:
-            self._state.quiet = False
+        if self._requests.quiet and not self._requests.retiring:
+            self._requests.quiet = False
             log.info("no longer quiet: reserving jobs again")
-            self._state.freed.set()
+            self._requests.freed.set()
 
     def retire(self) -> None:
         """Claim no more jobs, and end when all running ones have ended, however long that takes."""
-        if not self._state.retiring:
+        if not self._requests.retiring:
             self.be_quiet()
-            self._state.retiring = True
+            self._requests.retiring = True
             self._stopping.raise_it("the worker is replaced")
-            self._state.freed.set()
+            self._requests.freed.set()
 
     def end_to_be_replaced(self) -> None:
         """Stop, and have the supervisor start another process."""

@@ -19,10 +19,10 @@ from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.run.handlers import Handlers
-from pgqueue.worker.run.pace import Pace
 from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.run.taken import Running, Waiting
 from pgqueue.worker.run.threads import NoThread, Outcome
+from pgqueue.worker.run.throughput import Throughput
 from pgqueue.worker.run.turn import Turn
 from pgqueue.worker.tell.tell import Tell
 
@@ -75,7 +75,7 @@ class Runner:
         self._sleeping: deque[asyncio.Future[None]] = deque()
         self._quarantined: Held | None = None
         self._closed = False
-        self._pace = Pace()
+        self._throughput = Throughput()
         self._turn = Turn()
 
     @property
@@ -108,14 +108,14 @@ class Runner:
     @property
     def is_busy(self) -> bool:
         """Whether more than thirty jobs were run in the last 100 ms."""
-        return self._pace.is_busy()
+        return self._throughput.is_busy()
 
     def capacity(self, coming: int = 0) -> int:
         """Return how many more jobs are useful now, when `coming` ones are being claimed already.
 
         Free slots, and a buffer of the jobs that ended in the last 100 ms.
         """
-        buffer = self._pace.buffer()
+        buffer = self._throughput.buffer()
         useful = self._concurrency + buffer
         capacity = useful - len(self.busy) - len(self.waiting) - coming
         # In batches: while there are jobs to start, wait until half of all slots are free.
@@ -129,7 +129,7 @@ class Runner:
     @property
     def room(self) -> int:
         """How many more jobs would start soon, if no claim under way brings some."""
-        return self._concurrency + self._pace.buffer() - len(self.busy) - len(self.waiting)
+        return self._concurrency + self._throughput.buffer() - len(self.busy) - len(self.waiting)
 
     def take(self, several: Sequence[Held]) -> None:
         """Run jobs as soon as slots are free."""
@@ -299,7 +299,7 @@ class Runner:
                 self._quarantined = None
             self.busy.discard(held)
             now = time.monotonic()
-            self._pace.ran(now - started, now)
+            self._throughput.ran(now - started, now)
 
     def _not_run(self, held: Held, error: BaseException) -> None:
         """Give a job back after an error around its handler, not in it. Else it would be held forever."""
@@ -364,7 +364,7 @@ class Runner:
         finally:
             self.busy.discard(held)
             now = time.monotonic()
-            self._pace.ran(now - (held.attempt.started or now), now)
+            self._throughput.ran(now - (held.attempt.started or now), now)
 
     def _run_plain_jobs(self, held: Held, task: Task[Any, Any]) -> tuple[Held, Task[Any, Any], Outcome] | None:
         """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
@@ -383,7 +383,7 @@ class Runner:
             self.busy.discard(held)
             now = time.monotonic()
             # On the loop, where the attempt may have been abandoned meanwhile.
-            threads.report(partial(self._pace.ran, now - started, now), partial(self._outbox.end, held, ran))
+            threads.report(partial(self._throughput.ran, now - started, now), partial(self._outbox.end, held, ran))
             if not self.waiting or now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
                 return None
             following = self.waiting.next()

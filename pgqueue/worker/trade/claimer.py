@@ -12,7 +12,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.link.links import Links
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.trade.exchange import Exchange
 from pgqueue.worker.trade.intake import Intake
@@ -38,7 +38,7 @@ class Claimer:
         sleeper: Sleeper,
         runner: Runner,
         holding: Holding,
-        state: State,
+        requests: Requests,
     ) -> None:
         self.waits_for_capacity = False
         self._empty_claims = 0
@@ -50,7 +50,7 @@ class Claimer:
         self._sleeper = sleeper
         self._runner = runner
         self._holding = holding
-        self._state = state
+        self._requests = requests
 
     async def claim_forever(self) -> None:
         """Claim jobs until the worker stops; sleep while there are none."""
@@ -66,13 +66,13 @@ class Claimer:
             await self._sleeper.close()
 
     async def _claim_forever(self) -> None:
-        while not self._state.stopping.is_set():
+        while not self._requests.stopping.is_set():
             await self._give_back_unknown()
-            if self._state.quiet:
+            if self._requests.quiet:
                 # A quiet worker would not claim when it is woken.
                 await self._sleeper.wake_up()
-                if self._state.retiring and not self._holding.held:
-                    self._state.stop()
+                if self._requests.retiring and not self._holding.held:
+                    self._requests.stop()
             if self._intake.leaves_idle:
                 self._intake.leaves_idle = False
                 await self._sleeper.wake_up()
@@ -108,7 +108,7 @@ class Claimer:
 
     async def claim(self, capacity: int, *, patient: bool = True) -> int:
         """Claim up to `capacity` single jobs or batches; returns how many came."""
-        self._state.wake.clear()
+        self._requests.wake.clear()
         await self._give_back_unknown()
         return await self._trade.claim(self._links.free(), capacity, patient=patient)
 
@@ -118,12 +118,12 @@ class Claimer:
             await self._exchange.give_back_unknown(self._links.first, self._holding.held, may_ask_less=True)
 
     async def _wait_for_capacity(self) -> None:
-        self._state.freed.clear()
+        self._requests.freed.clear()
         must_give_back = self._exchange.is_unsure and not self._exchange.in_flight
-        if self._trade.capacity() == 0 and not self._state.stopping.is_set() and not must_give_back:
+        if self._trade.capacity() == 0 and not self._requests.stopping.is_set() and not must_give_back:
             self.waits_for_capacity = True
             try:
-                await self._state.freed.wait()
+                await self._requests.freed.wait()
             finally:
                 self.waits_for_capacity = False
 
@@ -134,16 +134,16 @@ class Claimer:
         """
         if nothing_held:
             if self._empty_claims == len(_EMPTY_PAUSES):
-                self._state.stop()
+                self._requests.stop()
                 return
             pause = _EMPTY_PAUSES[self._empty_claims]
             self._empty_claims += 1
             await self._links.first.perform(consume.maintain())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._state.wake.wait(), pause)
+                await asyncio.wait_for(self._requests.wake.wait(), pause)
         await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:
-        self._state.freed.clear()
-        if self._holding.held and not self._exchange.is_unsure and not self._state.stopping.is_set():
-            await self._state.freed.wait()
+        self._requests.freed.clear()
+        if self._holding.held and not self._exchange.is_unsure and not self._requests.stopping.is_set():
+            await self._requests.freed.wait()

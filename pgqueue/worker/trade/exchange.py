@@ -15,7 +15,7 @@ from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.outbox import LARGE
 from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_refusal, is_too_much
 from pgqueue.worker.presence.identity import Identity
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -58,7 +58,7 @@ class Exchange:
     claim ends meanwhile. A notification that handed over a job may be lost as well.
     """
 
-    def __init__(self, claim: consume.Claim, identity: Identity, state: State) -> None:
+    def __init__(self, claim: consume.Claim, identity: Identity, requests: Requests) -> None:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
         self._reply_lost = False
@@ -69,7 +69,7 @@ class Exchange:
         self._given_back: dict[tuple[int, int], None] = {}
         self._claim = claim
         self._identity = identity
-        self._state = state
+        self._requests = requests
         self._apart_until = 0.0
         self._careful_until = 0.0
 
@@ -154,7 +154,7 @@ class Exchange:
         finally:
             self.in_flight.pop(claim, None)
             if self.is_unsure:
-                self._state.rouse()
+                self._requests.rouse()
         reply = Reply(completed, failed, is_careful=is_careful)
         if rows and rows[-1].outcome == "unclaimed":
             # The ends are stored all the same. The claim alone then raises its error.
@@ -171,12 +171,12 @@ class Exchange:
         """A connection was made. When it is in the middle of a claim, the claim was sent before, on another one."""
         if link.connects > 1 and any(each is link for each, _ in self.in_flight.values()):
             self._reply_lost = True
-            self._state.rouse()
+            self._requests.rouse()
 
     def compare_handoffs(self) -> None:
         """Jobs may be reserved for this worker whose notification was lost."""
         self._to_compare += 1
-        self._state.rouse()
+        self._requests.rouse()
 
     def was_given_back(self, pair: tuple[int, int]) -> bool:
         """Whether this reservation was given back before this worker heard of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.presence.registration import Registration
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.sleeper import Sleeper
 
@@ -16,14 +16,14 @@ class Hearing:
     def __init__(
         self,
         registration: Registration,
-        state: State,
+        requests: Requests,
         holding: Holding,
         intake: Intake,
         sleeper: Sleeper,
         orders: Orders,
     ) -> None:
         self._registration = registration
-        self._state = state
+        self._requests = requests
         self._holding = holding
         self._intake = intake
         self._sleeper = sleeper
@@ -36,7 +36,7 @@ class Hearing:
 
     def woken(self) -> None:
         """A job is ready."""
-        self._state.wake.set()
+        self._requests.wake.set()
 
     def committed(self, at: float) -> None:
         """The transaction that announced a job began to commit then."""

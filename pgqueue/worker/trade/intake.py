@@ -11,7 +11,7 @@ from pgqueue.logs import how_many
 from pgqueue.worker.hold.handoffs import Handoffs
 from pgqueue.worker.hold.held import UNREADABLE, Held, Holding, set_aside
 from pgqueue.worker.hold.outbox import Outbox
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.tell.tell import Tell
@@ -45,7 +45,7 @@ class Intake:
         exchange: Exchange,
         tell: Tell,
         slots: Slots,
-        state: State,
+        requests: Requests,
     ) -> None:
         self.jobs_wait = False
         self.claimed_at: float | None = None
@@ -67,7 +67,7 @@ class Intake:
         self._exchange = exchange
         self._tell = tell
         self._slots = slots
-        self._state = state
+        self._requests = requests
 
     def took(self, reply: Reply, asked_for: int) -> int:
         """Hold and run the jobs of a reply; returns how many single jobs or batches those are."""
@@ -86,7 +86,7 @@ class Intake:
             if self._tell.events.is_on:
                 self._tell.events.reserved(len(rows))
             self.load.came(len(rows), now)
-        if self._state.quiet or self._state.stopping.is_set():
+        if self._requests.quiet or self._requests.stopping.is_set():
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
         return len(taken)
@@ -103,7 +103,7 @@ class Intake:
             self._tell.events.reserved(1)
         log.debug("%s was handed to this worker", held)
         self._slots.settle()
-        is_claiming = not self._state.quiet and not self._state.stopping.is_set()
+        is_claiming = not self._requests.quiet and not self._requests.stopping.is_set()
         # The lease may be over: its commit waited for long, or this process stood still.
         if is_claiming and self._runner.room > 0 and held.attempt.deadline > held.taken:
             self._took_beside |= bool(self._exchange.in_flight)
@@ -125,7 +125,7 @@ class Intake:
     def leave_idle(self) -> None:
         """Let producers look for another worker until this one runs out of jobs again."""
         self.leaves_idle = True
-        self._state.rouse()
+        self._requests.rouse()
 
     def compare_soon(self) -> None:
         """An offer of hand-offs ended: in a second, give back what was handed to this worker and has not come."""

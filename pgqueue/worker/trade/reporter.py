@@ -14,7 +14,7 @@ from pgqueue.worker.hold.held import End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.presence.orders import Orders
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.trade import Trade
 
@@ -36,7 +36,7 @@ class Reporter:
         outbox: Outbox,
         holding: Holding,
         tell: Tell,
-        state: State,
+        requests: Requests,
         orders: Orders,
     ) -> None:
         self._worker = worker
@@ -46,7 +46,7 @@ class Reporter:
         self._outbox = outbox
         self._holding = holding
         self._tell = tell
-        self._state = state
+        self._requests = requests
         self._orders = orders
         self._warned: dict[str, float] = {}
 
@@ -68,7 +68,7 @@ class Reporter:
                     await self._trade.ends_gather()
                 if batch := self._outbox.take():
                     await self._trade.exchange(self._links.free(), capacity, batch)
-                self._state.freed.set()
+                self._requests.freed.set()
 
     async def report_large_forever(self) -> None:
         """Report large ends."""
@@ -79,7 +79,7 @@ class Reporter:
             self._outbox.large_came.clear()
             while batch := self._outbox.take(large=True):
                 await self._trade.exchange(self._links.second, 0, batch)
-                self._state.freed.set()
+                self._requests.freed.set()
 
     async def _report_returns(self, batch: list[Held]) -> None:
         locked = Ends()

@@ -13,7 +13,7 @@ from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process import memory
 from pgqueue.worker.process.loops import uniform
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.trade import Trade
@@ -47,7 +47,7 @@ class Sleeper:
         config: WorkerConfig,
         link: Link,
         runner: Runner,
-        state: State,
+        requests: Requests,
         trade: Trade,
         intake: Intake,
         registration: Registration,
@@ -55,7 +55,7 @@ class Sleeper:
         self._config = config
         self._link = link
         self._runner = runner
-        self._state = state
+        self._requests = requests
         self._trade = trade
         self._intake = intake
         self._handoffs = intake.handoffs
@@ -88,7 +88,7 @@ class Sleeper:
             return
         if not self.is_registered and self._runner.is_busy and await self._poll_on():
             return
-        while not self._state.stopping.is_set() and self._trade.capacity() > 0:
+        while not self._requests.stopping.is_set() and self._trade.capacity() > 0:
             if self._renewing is not None and (self._renewing.done() or not self.is_registered):
                 await self._renewed()
             if self._renewing is None and time.monotonic() >= self._registration.calls_idle_at:
@@ -206,7 +206,7 @@ class Sleeper:
     async def _woken(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(max(seconds, 0.0)) as self._waiting:
-                await self._state.wake.wait()
+                await self._requests.wake.wait()
             return True
         except TimeoutError:
             return False

@@ -15,7 +15,7 @@ from pgqueue.logs import how_many, one_line
 from pgqueue.worker.hold.held import Decision, End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import LARGE, Outbox
 from pgqueue.worker.link.connection import Link, is_refusal
-from pgqueue.worker.process.state import State
+from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.failure import clean
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.run.slots import Slots
@@ -59,7 +59,7 @@ class Trade:
         slots: Slots,
         tell: Tell,
         keeping: Link,
-        state: State,
+        requests: Requests,
     ) -> None:
         self._exchange = exchange
         self._outbox = outbox
@@ -69,14 +69,14 @@ class Trade:
         self._slots = slots
         self._tell = tell
         self._keeping = keeping
-        self._state = state
+        self._requests = requests
         # The monotonic time of the next poll of a stream: it takes waiting ends along.
         self.claims_at = 0.0
         self._reported_at = 0.0
 
     def capacity(self) -> int:
         """Return how many jobs to claim now."""
-        if self._state.quiet or self._outbox.is_behind:
+        if self._requests.quiet or self._outbox.is_behind:
             return 0
         self._slots.settle()
         return self._runner.capacity(self._exchange.coming)
@@ -163,7 +163,7 @@ class Trade:
                 else:
                     self._tell.failed(held, row.outcome, row.note)
         # A worker that ends with its last job waits for this one, whichever loop has reported it.
-        self._state.freed.set()
+        self._requests.freed.set()
 
     def settle_own(self, held: Held) -> None:
         """The handler has ended this job in its own transaction."""
@@ -181,7 +181,7 @@ class Trade:
             else:
                 self._tell.end_lost(held, "its handler ended")
                 # A worker that ends with its last job waits for it.
-                self._state.freed.set()
+                self._requests.freed.set()
 
     def report_later(self, held: Held) -> None:
         """Another session has locked this job's row: report its end again, in a second."""
@@ -252,7 +252,7 @@ class Trade:
 
     def _capacity_beside(self) -> int:
         if (
-            self._state.stopping.is_set()
+            self._requests.stopping.is_set()
             or not self._intake.jobs_wait
             or self._exchange.is_unsure
             or self._exchange.is_apart

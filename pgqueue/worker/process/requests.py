@@ -1,11 +1,11 @@
-"""The shared state of the parts of one worker."""
+"""What is requested of one worker, shared by its parts."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class State:
+class Requests:
     """Requests to a worker, and the events that wake its loops."""
 
     def __init__(self) -> None:

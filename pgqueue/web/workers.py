@@ -1,35 +1,20 @@
-"""The pages of workers and schedules, and the actions on them, each after a question."""
+"""The pages of workers, and the actions on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pgqueue.db import observe, operate
-from pgqueue.db.call import Call, Row
-from pgqueue.web import capacity, queue_parts, render, sentences, series
-from pgqueue.web.actions import Form, change, one
+from pgqueue.db.call import Row
+from pgqueue.web import capacity, queue_parts, render, series
+from pgqueue.web.actions import change, one
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.cron_words import in_words
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """An action on one thing: the right it needs, its label, what happens, and the statement."""
-
-    right: str
-    label: str
-    effect: str
-    call: Callable[[str], Call[Any]]
-    said: str
-    otherwise: str
-    is_danger: bool = False
-
+from pgqueue.web.questions import Action, act
 
 _NOT_ASKED = "nothing was sent: the worker is gone, or was asked already"
 
@@ -68,42 +53,6 @@ OF_WORKERS = {
         operate.kill_worker,
         "the worker is asked to end at once",
         _NOT_ASKED,
-        is_danger=True,
-    ),
-}
-OF_SCHEDULES = {
-    "pause": Action(
-        "schedule",
-        "Pause",
-        "It enqueues no more jobs until it is resumed. Jobs that exist stay; deploys do not resume it.",
-        operate.pause_schedule,
-        "the schedule is paused",
-        "nothing was changed: it is gone, or was paused already",
-    ),
-    "resume": Action(
-        "schedule",
-        "Resume",
-        "It continues from now on. Runs that were due during the pause are not made up for.",
-        operate.resume_schedule,
-        "the schedule continues",
-        "nothing was changed: it is gone, or was not paused",
-    ),
-    "run": Action(
-        "schedule",
-        "Run now",
-        "It enqueues one job at once, in addition to its times, even if it is paused or its last job has not ended.",
-        operate.run_schedule_now,
-        "a job was enqueued",
-        "the schedule no longer exists",
-    ),
-    "remove": Action(
-        "schedule",
-        "Remove",
-        "It enqueues no more jobs; its jobs stay. A worker whose code declares it adds it again at its next start:"
-        " pause it instead to prevent that.",
-        operate.unschedule,
-        "the schedule is removed",
-        "the schedule no longer exists",
         is_danger=True,
     ),
 }
@@ -216,7 +165,7 @@ async def act_on_worker(context: Context) -> Response:
     job = one(form, "job")
     if job and one(form, "do") == "kill" and one(form, "confirm") == "yes":
         return await _kill_for(context, job)
-    return await _act(context, "worker", OF_WORKERS, form)
+    return await act(context, "worker", OF_WORKERS, form)
 
 
 async def _kill_for(context: Context, job: str) -> Response:
@@ -228,70 +177,3 @@ async def _kill_for(context: Context, job: str) -> Response:
     name = await change(context, operate.kill_worker(job_id=int(job)))
     said = f"{name}: {kill.said}" if name else "nothing was sent: it does not execute, or its worker was asked already"
     return context.go(f"jobs/{job}", said=said)
-
-
-async def schedules(context: Context) -> Response:
-    """Schedules: those with something wrong, then the next one due."""
-    found = await context.database.shared("schedules", 2.0, observe.schedules)
-    now = context.now()
-    shown, more = found[: observe.MOST_LISTED], found[observe.MOST_LISTED :]
-    return context.page(
-        "schedules.html",
-        sentence=sentences.of_schedules(shown, now, is_cut=bool(more)),
-        schedules=[{**each, "places": sentences.places(each, now)} for each in shown],
-        axis=sentences.axis(),
-        more=more,
-        in_words=in_words,
-        now=now,
-    )
-
-
-async def schedule(context: Context) -> Response:
-    """One schedule: what was declared and set, its next times and its last runs."""
-    name = context.query("name")
-    [found] = await context.database.read(observe.schedule(name))
-    if found is None:
-        raise HTTPException(404, f"there is no schedule {render.short(name)}")
-    now = context.now()
-    places = sentences.places(found, now)
-    return context.page(
-        "schedule.html", schedule=found, places=places, axis=sentences.axis(), in_words=in_words, now=now
-    )
-
-
-async def act_on_schedule(context: Context) -> Response:
-    """Pause, resume, run or remove a schedule, or set its expression and time zone."""
-    form = await context.form()
-    if one(form, "do") == "set":
-        return await _set_schedule(context, form)
-    return await _act(context, "schedule", OF_SCHEDULES, form)
-
-
-async def _set_schedule(context: Context, form: Form) -> Response:
-    context.require("schedule")
-    name = one(form, "name")
-    given = {option: one(form, option).strip() for option in ("expression", "timezone")}
-    if "confirm" not in form:
-        [found] = await context.database.read(observe.schedule(name))
-        if found is None:
-            raise HTTPException(404, f"there is no schedule {render.short(name)}")
-        return context.page("set_schedule.html", schedule=found, given=given, in_words=in_words)
-    reset = [option for option, value in given.items() if not value]
-    call = operate.configure_schedule(name, given["expression"] or None, given["timezone"] or None, reset)
-    is_changed = await change(context, call)
-    return context.go("schedule", name=name, said="it is set from now on" if is_changed else "it was unchanged")
-
-
-async def _act(context: Context, of: str, actions: dict[str, Action], form: Form | None = None) -> Response:
-    form = await context.form() if form is None else form
-    name, what = one(form, "name"), one(form, "do")
-    action = actions.get(what)
-    if action is None:
-        raise HTTPException(400, "there is no such action")
-    context.require(action.right)
-    if one(form, "confirm") != "yes":
-        return context.page("sure.html", asked_of=of, name=name, what=what, action=action, job=one(form, "job"))
-    found = await change(context, action.call(name))
-    if found and what == "run":
-        return context.go(f"{of}s", said=f"job {found} was enqueued")
-    return context.go(f"{of}s", said=f"{name}: {action.said if found else action.otherwise}")

@@ -19,7 +19,7 @@ log = logging.getLogger("pgqueue.worker")
 _HELD_BACK = 2.0
 
 
-class Watches:
+class OverdueJobs:
     """Two loops over the jobs of a runner."""
 
     def __init__(self, config: WorkerConfig, runner: Runner, link: Link, orders: Orders) -> None:

@@ -19,7 +19,7 @@ from pgqueue.db.call import Call
 T = TypeVar("T")
 
 
-class Door:
+class Access:
     """Access to one connection. `connection` is the caller's object."""
 
     is_async = False
@@ -46,7 +46,7 @@ class Door:
             yield
 
 
-class _PsycopgDoor(Door):
+class _PsycopgAccess(Access):
     async def script(self, text: str) -> None:
         self.connection.execute(text.encode())
 
@@ -54,7 +54,7 @@ class _PsycopgDoor(Door):
         return cast(AbstractContextManager[Any], self.connection.transaction())
 
 
-class _SQLAlchemyDoor(Door):
+class _SQLAlchemyAccess(Access):
     async def script(self, text: str) -> None:
         is_session = hasattr(self.connection, "connection") and callable(self.connection.connection)
         connection = self.connection.connection() if is_session else self.connection
@@ -65,7 +65,7 @@ class _SQLAlchemyDoor(Door):
         return cast(AbstractContextManager[Any], self.connection.begin_nested())
 
 
-class _DjangoDoor(Door):
+class _DjangoAccess(Access):
     async def script(self, text: str) -> None:
         with self.connection.cursor() as cursor:
             cursor.execute(text)
@@ -80,7 +80,7 @@ class _DjangoDoor(Door):
         return cast(AbstractContextManager[Any], block)
 
 
-class _Psycopg2Door(Door):
+class _Psycopg2Access(Access):
     async def script(self, text: str) -> None:
         with self.connection.cursor() as cursor:
             cursor.execute(text)
@@ -89,7 +89,7 @@ class _Psycopg2Door(Door):
         return _savepoint(self.connection)
 
 
-class _AwaitedDoor(Door):
+class _AwaitedAccess(Access):
     is_async = True
 
     async def run(self, call: Call[T]) -> T:
@@ -107,7 +107,7 @@ class _AwaitedDoor(Door):
             yield
 
 
-class _AwaitedSQLAlchemyDoor(_AwaitedDoor):
+class _AwaitedSQLAlchemyAccess(_AwaitedAccess):
     async def script(self, text: str) -> None:
         connection = self.connection
         if hasattr(connection, "get_bind"):
@@ -119,26 +119,26 @@ class _AwaitedSQLAlchemyDoor(_AwaitedDoor):
         return self.connection.begin_nested()
 
 
-_KINDS: dict[tuple[str, str], Callable[[Any], Door]] = {
-    ("sqlalchemy", "Connection"): _SQLAlchemyDoor,
-    ("sqlalchemy", "Session"): _SQLAlchemyDoor,
-    ("sqlalchemy", "scoped_session"): _SQLAlchemyDoor,
-    ("sqlalchemy", "AsyncConnection"): _AwaitedSQLAlchemyDoor,
-    ("sqlalchemy", "AsyncSession"): _AwaitedSQLAlchemyDoor,
-    ("sqlalchemy", "async_scoped_session"): _AwaitedSQLAlchemyDoor,
-    ("asyncpg", "Connection"): _AwaitedDoor,
-    ("asyncpg", "PoolConnectionProxy"): _AwaitedDoor,
-    ("django", "BaseDatabaseWrapper"): _DjangoDoor,
-    ("psycopg2", "connection"): _Psycopg2Door,
+_KINDS: dict[tuple[str, str], Callable[[Any], Access]] = {
+    ("sqlalchemy", "Connection"): _SQLAlchemyAccess,
+    ("sqlalchemy", "Session"): _SQLAlchemyAccess,
+    ("sqlalchemy", "scoped_session"): _SQLAlchemyAccess,
+    ("sqlalchemy", "AsyncConnection"): _AwaitedSQLAlchemyAccess,
+    ("sqlalchemy", "AsyncSession"): _AwaitedSQLAlchemyAccess,
+    ("sqlalchemy", "async_scoped_session"): _AwaitedSQLAlchemyAccess,
+    ("asyncpg", "Connection"): _AwaitedAccess,
+    ("asyncpg", "PoolConnectionProxy"): _AwaitedAccess,
+    ("django", "BaseDatabaseWrapper"): _DjangoAccess,
+    ("psycopg2", "connection"): _Psycopg2Access,
 }
 
 
-def door_to(connection: Any) -> Door:
+def access_to(connection: Any) -> Access:
     """Return the access to a connection. Raises TypeError for another object, such as a pool."""
     if isinstance(connection, psycopg.Connection):
-        return _PsycopgDoor(connection)
+        return _PsycopgAccess(connection)
     if isinstance(connection, psycopg.AsyncConnection):
-        return _AwaitedDoor(connection)
+        return _AwaitedAccess(connection)
     if type(connection).__name__ == "ConnectionProxy" and "django.db" in sys.modules:
         # `django.db.connection` is a proxy for that of the thread.
         connection = sys.modules["django.db"].connections[connection._alias]

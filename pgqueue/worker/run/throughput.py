@@ -15,7 +15,7 @@ _MOST = 2000
 _BUSY = 30
 
 
-class Pace:
+class Throughput:
     """Counts the jobs of the last 100 ms. Most of the time it only adds one to a number."""
 
     def __init__(self) -> None:
