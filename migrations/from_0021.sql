@@ -259,6 +259,8 @@ create type pgqueue.tenant_turn as (
 );
 comment on type pgqueue.tenant_turn is
     'Private: where the last claim of a worker from a fair queue ended, and what its next claims ask of each lane: see _find_in_turn.';
+comment on type pgqueue.candidate is
+    'Private: a job that a claim has locked, with what decides whether it may start: see _find_due.';
 
 -- Comments were edited.
 comment on type pgqueue.job_state is

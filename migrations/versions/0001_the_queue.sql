@@ -1516,7 +1516,7 @@ create type pgqueue.candidate as (
     row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean
 );
 comment on type pgqueue.candidate is
-    'Private: a job that a claim has locked, with what decides whether it may start: see _find.';
+    'Private: a job that a claim has locked, with what decides whether it may start: see _find_due.';
 
 create type pgqueue.rule as (
     name text, kind text, target text, max_executing integer, rate integer, per interval, max_cost integer, burst integer,

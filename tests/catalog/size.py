@@ -39,10 +39,10 @@ CLAIM_LINES = 5_250
 # The steps of a claim, and who takes them: there is one way through a claim if one function takes each. Queues that are
 # drawn by weight are found in turns; a hand-off and the payloads of a batch are taken as any job is.
 WAYS = {
-    "_find": {"reserve", "_find_turns"},
+    "_find_due": {"reserve", "_find_turns"},
     "_find_turns": {"reserve"},
     "_decide_starts": {"reserve"},
-    "_take": {"reserve", "_take_keyed", "_take_batch", "_hand_off"},
+    "_take_jobs": {"reserve", "_take_keyed", "_take_batch", "_hand_off"},
     "_take_keyed": {"reserve"},
     "_take_batch": {"_take_keyed"},
     "reserve": {"exchange"},

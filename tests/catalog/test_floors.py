@@ -53,7 +53,7 @@ CIRCLES = {
 
 # Functions that call themselves.
 RECURSIVE = {
-    "_find": "lane by lane, where tenants take turns in one of them",
+    "_find_due": "lane by lane, where tenants take turns in one of them",
     "_run_due": "by halves, until the schedule that fails is alone",
 }
 

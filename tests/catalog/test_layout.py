@@ -94,13 +94,13 @@ def callers(name: str) -> list[str]:
 def test_a_job_becomes_executing_in_one_statement() -> None:
     # In the SET of an UPDATE, not in a condition.
     claims = re.compile(r"(?:set|,)\s+state = 'executing'")
-    assert [each.name for each in functions() for _ in claims.findall(each.text)] == ["_take"]
+    assert [each.name for each in functions() for _ in claims.findall(each.text)] == ["_take_jobs"]
 
 
 def test_a_claim_finds_decides_and_takes_in_one_loop() -> None:
-    assert callers("_find") == ["_find", "_find_turns", "reserve"]
+    assert callers("_find_due") == ["_find_due", "_find_turns", "reserve"]
     assert callers("_decide_starts") == callers("_take_keyed") == ["reserve"]
-    assert callers("_take") == ["_take_keyed", "_take_keyed", "_take_keyed", "_take_batch", "reserve", "_hand_off"]
+    assert callers("_take_jobs") == ["_take_batch", "_take_keyed", "_take_keyed", "_take_keyed", "reserve", "_hand_off"]
 
 
 def test_the_page_that_introduces_the_schema_names_every_public_function() -> None:

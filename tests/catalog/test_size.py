@@ -28,7 +28,7 @@ def test_a_claim_and_its_limits_stay_within_their_budget() -> None:
 def test_there_is_one_way_through_a_claim() -> None:
     known = {each.name: each.text for each in functions()}
     takes = {name for name, text in known.items() if re.search(r"^ +state = 'executing'", text, re.MULTILINE)}
-    assert takes == {"_take"}, "one function makes jobs executing"
+    assert takes == {"_take_jobs"}, "one function makes jobs executing"
     found = {
         step: {name for name, text in known.items() if name != step and re.search(rf"pgqueue\.{step}\(", text)}
         for step in size.WAYS

@@ -157,7 +157,9 @@ def test_a_probe_that_neither_succeeds_nor_fails_leaves_it_to_the_next_one(
 
 
 def test_a_closed_breaker_makes_no_rule_of_a_claim(conn: psycopg.Connection) -> None:
-    find = "select candidates from pgqueue._find('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    find = (
+        "select candidates from pgqueue._find_due('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    )
     call(conn, "set_breaker", "task", "t", of=1)
     enqueue_many(conn, 3)
     assert value(conn, find) is None

@@ -285,7 +285,9 @@ def test_a_rate_survives_a_clock_that_steps_back(
 
 
 def test_a_limit_key_is_decided_on_only_while_one_has_a_limit_or_is_paused(conn: psycopg.Connection) -> None:
-    find = "select candidates from pgqueue._find('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    find = (
+        "select candidates from pgqueue._find_due('w', null, 'weighted', null, 10, pgqueue._clock(), null, false, null)"
+    )
     enqueue_many(conn, 3, limit_key="tenant:5")
     call(conn, "set_limit", "task", "other", max_executing=1)
     call(conn, "pause", "task", "other")

@@ -83,7 +83,7 @@ begin
     with found as materialized (
         select t.queue, t.slots, f.*
         from unnest(draw.turns) t
-        cross join lateral pgqueue._find(
+        cross join lateral pgqueue._find_due(
             p_worker, array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false,
             pgqueue._lanes_of(array[t.queue], p_now)
         ) f

@@ -79,7 +79,7 @@ begin
         ) p
     ) g;
 
-    v_jobs := array(select t from pgqueue._take(v_batch.rows, p_now, p_worker, p_lease, v_batch.ids, v_batch.attempts) t);
+    v_jobs := array(select t from pgqueue._take_jobs(v_batch.rows, p_now, p_worker, p_lease, v_batch.ids, v_batch.attempts) t);
     if pgqueue._has_costs() then
         -- The claim has counted the job that it found.
         perform pgqueue._settle_units(j, pgqueue._cost_of(j.id, j.cost, j.followers) - coalesce(v_job.cost, 1))

@@ -1,6 +1,6 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find), decide (_decide_starts), take (_take).
+-- In rounds of three steps, which sql/README.md reads from top to bottom: find (_find_due), decide (_decide_starts), take (_take_jobs).
 -- Most claims are one round without a decision.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
 -- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned: see sql/README.md.
@@ -74,7 +74,7 @@ begin
             continue when v_one_by_one;
             v_draw := v_found.draw;
         else
-            v_found := pgqueue._find(
+            v_found := pgqueue._find_due(
                 reserve.worker, case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
                 reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null,
                 case when v_draw.turns is null then v_round.lanes else pgqueue._lanes_of(array[v_draw.turns[1].queue], v_now) end
@@ -99,7 +99,7 @@ begin
                 v_chance := 'infinity';
             end if;
             if not v_keyed and (v_draw.turns <> '{}') is not true then
-                return query select t.* from pgqueue._take(v_rows, v_now, reserve.worker, reserve.lease) t;
+                return query select t.* from pgqueue._take_jobs(v_rows, v_now, reserve.worker, reserve.lease) t;
                 get diagnostics v_started = row_count;
             else
                 select t.jobs, t.started, v_again or t.skipped is not null, v_skipped || t.skipped

@@ -1,4 +1,4 @@
--- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time. See _bulk.
+-- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time. See _act_in_bulk.
 
 create or replace function pgqueue.cancel_many(
     queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
@@ -12,7 +12,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select b.*
     from (select queue, task, key, state, created_after, created_before, everything, group_id) a
-    cross join lateral pgqueue._bulk('cancel_many', to_jsonb(a), job_ids, max_jobs, after) b
+    cross join lateral pgqueue._act_in_bulk('cancel_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.cancel_many is

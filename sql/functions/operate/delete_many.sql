@@ -1,4 +1,4 @@
--- delete_many: deletes jobs and rows of history, many at a time. See _bulk.
+-- delete_many: deletes jobs and rows of history, many at a time. See _act_in_bulk.
 
 create or replace function pgqueue.delete_many(
     queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
@@ -13,7 +13,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select b.*
     from (select queue, task, key, state, created_after, created_before, finished_after, finished_before, everything, group_id) a
-    cross join lateral pgqueue._bulk('delete_many', to_jsonb(a), job_ids, max_jobs, after) b
+    cross join lateral pgqueue._act_in_bulk('delete_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.delete_many is

@@ -1,4 +1,4 @@
--- purge_queue: deletes the waiting jobs of a queue, many at a time. See _bulk.
+-- purge_queue: deletes the waiting jobs of a queue, many at a time. See _act_in_bulk.
 
 create or replace function pgqueue.purge_queue(queue text, max_jobs integer default 1000, after jsonb default null)
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
@@ -6,7 +6,7 @@ language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
-    from pgqueue._bulk('purge_queue', jsonb_build_object('queue', queue), '{-9223372036854775808}', max_jobs, after) b
+    from pgqueue._act_in_bulk('purge_queue', jsonb_build_object('queue', queue), '{-9223372036854775808}', max_jobs, after) b
 $$;
 
 comment on function pgqueue.purge_queue(text, integer, jsonb) is

@@ -1,4 +1,4 @@
--- retry_many: brings dead or cancelled jobs back with a fresh count of attempts, many at a time. See _bulk.
+-- retry_many: brings dead or cancelled jobs back with a fresh count of attempts, many at a time. See _act_in_bulk.
 --
 -- Skips a job that another session has locked, and the jobs of the call that wait for that job, for they would start
 -- without it. The reader of a note locks the ended parents of new children until it commits.
@@ -16,7 +16,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select b.*
     from (select queue, task, key, state, created_after, created_before, finished_after, finished_before, everything, group_id) a
-    cross join lateral pgqueue._bulk('retry_many', to_jsonb(a), job_ids, max_jobs, after) b
+    cross join lateral pgqueue._act_in_bulk('retry_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.retry_many is

@@ -1,4 +1,4 @@
--- run_now_many: makes scheduled and failed jobs due now, many at a time. See _bulk.
+-- run_now_many: makes scheduled and failed jobs due now, many at a time. See _act_in_bulk.
 
 create or replace function pgqueue.run_now_many(
     queue text default repeat('*', 600), task text default repeat('*', 600), key text default repeat('*', 600), state text default repeat('*', 600),
@@ -11,7 +11,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select b.*
     from (select queue, task, key, state, created_after, created_before, everything) a
-    cross join lateral pgqueue._bulk('run_now_many', to_jsonb(a), job_ids, max_jobs, after) b
+    cross join lateral pgqueue._act_in_bulk('run_now_many', to_jsonb(a), job_ids, max_jobs, after) b
 $$;
 
 comment on function pgqueue.run_now_many is

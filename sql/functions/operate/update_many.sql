@@ -1,4 +1,4 @@
--- update_many: changes what update_job changes, of many jobs that a filter fits. See _bulk and update_job.
+-- update_many: changes what update_job changes, of many jobs that a filter fits. See _act_in_bulk and update_job.
 
 create or replace function pgqueue.update_many(
     filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,

@@ -121,7 +121,7 @@ begin
             ) is not null
             into v_handed
             from offered o
-            cross join lateral pgqueue._take(array[o.row_ctid], v_now, o.worker, o.lease) r;
+            cross join lateral pgqueue._take_jobs(array[o.row_ctid], v_now, o.worker, o.lease) r;
         end if;
     exception when others then
         v_handed := false;

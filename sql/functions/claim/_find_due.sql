@@ -1,4 +1,4 @@
--- Finding: the due jobs of a claim, locked, in serving order. The first step of a round; then come _decide_starts and _take.
+-- Finding: the due jobs of a claim, locked, in serving order. The first step of a round; then come _decide_starts and _take_jobs.
 --
 -- What rules touch is known from the rows that are read with a lane and with a job: sql/README.md lists them. The lanes of a
 -- paused queue are left out, those of a queue under a limit give what it has capacity for, and where slots draw their queues
@@ -8,7 +8,7 @@
 -- p_lanes: only these, of p_queues. rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all;
 -- null: none. short: there are fewer, and a reason to look for more. unmaintained: no session runs maintenance. is_unread: there
 -- are more than 64 lanes and none were given, so nothing was read: see _next_lanes.
-create or replace function pgqueue._find(
+create or replace function pgqueue._find_due(
     p_worker text, p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[],
     p_all boolean, p_lanes pgqueue.due_lane[],
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean,
@@ -117,7 +117,7 @@ begin
             if v_lane.is_fair then
                 v_more := pgqueue._find_in_turn(p_worker, v_lane, v_busy, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all);
             else
-                v_more := pgqueue._find(
+                v_more := pgqueue._find_due(
                     p_worker, array[v_lane.queue], null, false, p_jobs - cardinality(rows), p_now, p_skipped || rows, p_all,
                     array[v_lane]
                 );

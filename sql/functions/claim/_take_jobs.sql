@@ -5,7 +5,7 @@
 -- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
 -- that claim stays open, lock_not_available after the lock_timeout of the caller.
 -- p_batch: the ids of p_rows, which are one batch; it counts p_attempts so far, and only the first, its leader, has a lease.
-create or replace function pgqueue._take(
+create or replace function pgqueue._take_jobs(
     p_rows tid[], p_now timestamptz, p_worker text, p_lease interval, p_batch bigint[] default null,
     p_attempts integer default null
 )
@@ -79,7 +79,7 @@ declare
 begin
     if v_starts is null then
         begin
-            jobs := array(select t from pgqueue._take(p_rows, p_now, p_worker, p_lease) t);
+            jobs := array(select t from pgqueue._take_jobs(p_rows, p_now, p_worker, p_lease) t);
             started := cardinality(jobs);
             return;
         exception when unique_violation or lock_not_available or deadlock_detected then
@@ -100,7 +100,7 @@ begin
     skipped := '{}';
     v_taken := array(
         select t
-        from pgqueue._take(
+        from pgqueue._take_jobs(
             array(select s.row_ctid from unnest(v_starts) s where s.kind = 'plain' order by s.slot), p_now, p_worker, p_lease
         ) t
     );
@@ -117,7 +117,7 @@ begin
             if v_start.kind = 'gather' then
                 v_got := pgqueue._take_batch(v_start.row_ctid, p_now, p_worker, p_lease);
             else
-                v_got := array(select t from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t);
+                v_got := array(select t from pgqueue._take_jobs(array[v_start.row_ctid], p_now, p_worker, p_lease) t);
             end if;
             for v_n in 1..cardinality(v_got) loop
                 exit when v_start.opens;

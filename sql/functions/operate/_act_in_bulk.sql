@@ -7,7 +7,7 @@
 
 -- Checks the arguments of a call (p_given: by their names), and makes them a filter of search(). The audit keeps them, with
 -- the states on which the call acts. Null, as of array_agg() over no row, would fit every job: the defaults are what no job has.
-create or replace function pgqueue._bulk(
+create or replace function pgqueue._act_in_bulk(
     p_action text, p_given jsonb, p_job_ids bigint[], p_max_jobs integer, p_after jsonb,
     out changed bigint, out skipped bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )
