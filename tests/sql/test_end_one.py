@@ -18,7 +18,7 @@ _NO_FINISH = """
 create or replace function pgqueue._finish(
     p_job_ids bigint[], p_reservations bigint[], p_executing boolean, p_state pgqueue.job_state,
     p_results jsonb[] default null, p_error jsonb default null, p_merged_into bigint[] default null,
-    p_errors jsonb[] default null, p_follow boolean default true
+    p_errors jsonb[] default null, p_settle boolean default true
 )
 returns bigint[]
 language plpgsql as $$ begin raise exception using errcode = 'PT001', message = 'the long way'; end $$
