@@ -146,7 +146,7 @@ class Attempt:
     # ask_to_stop.
     stop: Stop | None = None
     # Handlers, while a handler runs and until it is known how it ended.
-    runner: asyncio.Task[Any] | None = None
+    asyncio_task: asyncio.Task[Any] | None = None
     context: contextvars.Context | None = None
     outcome: tuple[object, BaseException | None] | None = None
     decoded: Decoded | None = None
@@ -167,9 +167,9 @@ class Attempt:
         self.stop = stop
         return True
 
-    def run_in(self, runner: asyncio.Task[Any] | None) -> None:
+    def run_in(self, asyncio_task: asyncio.Task[Any] | None) -> None:
         """Note the asyncio task to cancel when the handler is to stop; None while a thread runs it."""
-        self.runner = runner
+        self.asyncio_task = asyncio_task
 
     @property
     def is_completed(self) -> bool:

@@ -316,7 +316,7 @@ class Handlers:
         self.in_tasks.pop(runner, None)
         # A handler that cancels its own task, and then returns, has returned.
         outcome = held.attempt.outcome or (None, cancelled or asyncio.CancelledError())
-        held.attempt.runner = held.attempt.outcome = None
+        held.attempt.asyncio_task = held.attempt.outcome = None
         return outcome
 
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
@@ -349,7 +349,7 @@ class Handlers:
         me = asyncio.current_task(self._isolation.loop)
         assert me is not None
         self.in_tasks[me] = held
-        held.attempt.runner = me
+        held.attempt.asyncio_task = me
 
     async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call) if self._here else await self.in_thread(held, call)

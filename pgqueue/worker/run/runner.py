@@ -145,8 +145,8 @@ class Runner:
             self.stop(held.leader, Stop(End.RELEASED, stop.reason))
         if held.attempt.job is not None:
             held.attempt.job.cancelled.raise_it(stop.reason)
-        if held.attempt.runner is not None:
-            held.attempt.runner.cancel()
+        if held.attempt.asyncio_task is not None:
+            held.attempt.asyncio_task.cancel()
 
     def abandon(self, held: Held, stop: Stop) -> None:
         """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""

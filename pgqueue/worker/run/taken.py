@@ -59,7 +59,7 @@ class Running(set[Held]):
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
         """Name the task whose handler is this asyncio task, or all running async ones if it is none of ours."""
-        on_loop = [held for held in list(self) if held.attempt.runner is not None]
-        return list({f"task {held.row.task}" for held in on_loop if held.attempt.runner is current}) or list(
+        on_loop = [held for held in list(self) if held.attempt.asyncio_task is not None]
+        return list({f"task {held.row.task}" for held in on_loop if held.attempt.asyncio_task is current}) or list(
             {f"task {held.row.task}" for held in on_loop}
         )
