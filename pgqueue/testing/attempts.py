@@ -172,7 +172,7 @@ class Attempts:
             return
         if held.attempt.job is not None:
             held.attempt.job.cancelled.raise_it(held.overrun.reason)
-        runner = held.attempt.runner
+        runner = held.attempt.asyncio_task
         if runner is not None:
             runner.get_loop().call_soon_threadsafe(runner.cancel)
 
