@@ -270,6 +270,14 @@ def test_a_queue_with_a_weight_has_its_share_beside_many_without(conn: psycopg.C
     assert 120 <= taken[True] <= 280
 
 
+def test_slots_that_draw_begin_again_where_a_round_ends_with_the_last_lane(conn: psycopg.Connection) -> None:
+    # 128 lanes are two visits, and behind them is no other.
+    call(conn, "configure_queue", "q 0001", weight=5)
+    expected = [job_id for _ in range(3) for job_id in fill(conn, named("q", 128))]
+    found = [job_id for rows in claimed(conn, 20) for job_id in ids(rows)]
+    assert sorted(found) == sorted(expected)
+
+
 def test_a_sample_counts_a_part_of_thousands_of_queues_and_shows_all(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     fill(conn, named("q", 1200))

@@ -70,8 +70,8 @@ begin
     ) v;
     turn := concat_ws(' ', v_last, v_start, v_priority, v_turn[4]);
     if is_whole and v_turn[4] is not null then
-        -- Once more, from the top.
-        turn := v_last::text;
+        -- Once more, from the top. No v_last: the lanes ended with the last visit.
+        turn := coalesce(v_last, v_start)::text;
         is_whole := false;
     end if;
     -- Some lanes are registered twice.
