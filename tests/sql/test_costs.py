@@ -483,6 +483,47 @@ def test_a_bucket_leaves_one_row_and_what_was_spent_late_is_not_lost(conn: psyco
     assert value(conn, "select array_agg(name) from pgqueue.limit_levels") == ["task:t"]
 
 
+@pytest.mark.parametrize("options", [{"per": "1 min", "burst": 1_000_000}, {"per": "1 hour"}])
+def test_jobs_that_spent_as_much_as_they_may_say_stop_the_others_and_no_claim(
+    conn: psycopg.Connection, clock: Clock, options: dict[str, Any]
+) -> None:
+    call(conn, "set_limit", "limit_key", "a", rate=1_000_000, **options)
+    work(conn, 1, 1, 1, 1)
+    free = work(conn, 1, limit_key="b")
+    held = reserve(conn, 3, lease="1 day")
+    for row in held:
+        assert call(conn, "spent", row.id, row.reservation, 1_000_000_000) is True
+    assert claim(conn) == free
+    complete(conn, held)
+    clock.advance("10 s")
+    assert claim(conn) == []
+
+
+def test_what_never_fits_into_a_bucket_waits_and_stops_no_claim(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "set_limit", "limit_key", "a", rate=1, per="1 day", burst=1)
+    first, _ = work(conn, 1_000_000_000, 1)
+    assert claim(conn) == [first]
+    [free] = work(conn, 1, limit_key="b")
+    assert claim(conn) == [free]
+
+
+@pytest.mark.parametrize("options", [{}, {"burst": 10}])
+def test_a_batch_may_cost_more_than_a_number_holds(
+    conn: psycopg.Connection, clock: Clock, options: dict[str, int]
+) -> None:
+    call(conn, "declare_task", "t", accumulate=True)
+    call(conn, "set_limit", "task", "t", rate=10, per="1 min", **options)
+    for n in range(4):
+        enqueue(conn, args={"n": n}, key="k", cost=1_000_000_000)
+    held = reserve(conn, 4)
+    assert len(held) == 4
+    assert call(conn, "spent", held[0].id, held[0].reservation, 0) is True
+    complete(conn, held)
+    clock.advance("30 s")
+    enqueue(conn, key="l", cost=1)
+    assert len(claim(conn)) <= 1
+
+
 def _rows(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
     return conn.execute("select id, ctid::text, state from pgqueue.jobs where limit_key = 'a' order by id").fetchall()
 

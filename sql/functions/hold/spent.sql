@@ -57,7 +57,7 @@ begin
     ),
     started as (
         insert into pgqueue.limit_starts (name, at, started)
-        select l.name, p_job.reserved_at, p_units from limits l where l.burst is null
+        select l.name, p_job.reserved_at, greatest(-2000000000, least(p_units, 2000000000)) from limits l where l.burst is null
     ),
     given_back as (
         -- Jobs that wait may start earlier.

@@ -94,11 +94,7 @@ begin
         returning w.name
     )
     select coalesce(array_agg(n.name order by n.name), '{}') into v_names
-    from (
-        select t.name from taken t
-        union
-        select d.name from due d where d.next_at <= v_now - interval '1 s'
-    ) n;
+    from (select t.name from taken t union select d.name from due d where d.next_at <= v_now - interval '1 s') n;
     foreach v_name in array v_names loop
         -- A name is kind:target; that of a pause follows pause:. For a limit_key the target is the job's value, while the limit
         -- may be on a prefix*: so the limit is looked up as for a job with that value.

@@ -93,7 +93,7 @@ returns table (capacity integer, next_at timestamptz, timed boolean, units doubl
 language sql stable parallel safe rows 1
 as $$
     select
-        least(e.capacity, w.capacity)::integer,
+        greatest(least(e.capacity, w.capacity), -1000000000)::integer,
         -- Also below the limit: the claim may use up the capacity, and block further jobs.
         case
             when not u.timed then p_now + interval '100 ms'

@@ -166,7 +166,7 @@ begin
 end
 $$;
 
--- When a rate has units enough for a job of this cost. What costs more than it has at all starts when nothing of it is taken.
+-- When a rate has units enough for a job of this cost, three years at most. What costs more than all starts when none are taken.
 create or replace function pgqueue._units_at(p_rule pgqueue.rule, p_units double precision, p_wanted integer, p_now timestamptz)
 returns timestamptz
 language plpgsql stable parallel safe
@@ -176,9 +176,9 @@ declare
 begin
     return case
         when v_missing <= 0 then p_now + greatest(interval '10 ms', least(interval '100 ms', p_rule.per / p_rule.rate))
-        when p_rule.burst is not null then pgqueue._after(
-            p_now, ceil(1000 * v_missing * extract(epoch from p_rule.per)::double precision / p_rule.rate) * interval '1 ms'
-        )
+        when p_rule.burst is not null then pgqueue._after(p_now, interval '1 ms' * least(
+            ceil(1000 * v_missing * extract(epoch from p_rule.per)::double precision / p_rule.rate), 1e11
+        ))
         else coalesce(
             (
                 select pgqueue._after(f.at, p_rule.per)
