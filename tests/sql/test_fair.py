@@ -524,6 +524,26 @@ def _claims_until_no_wake(conn: psycopg.Connection, heard: list[str]) -> int:
     pytest.fail("the claims of a worker wake it for ever")
 
 
+def _wakes_of(conn: psycopg.Connection) -> list[str]:
+    """Return a list that receives the wake-ups of worker w."""
+    heard: list[str] = []
+    conn.add_notify_handler(lambda notice: heard.append(notice.payload))
+    conn.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
+    return heard
+
+
+def test_wakes_end_where_a_queue_has_too_few_units_for_any_job(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "queue", "default", rate=1, per="1 day", burst=10)
+    call(conn, "pause", "limit_key", "paused")
+    enqueue(conn, limit_key="paused", cost=1)
+    enqueue(conn, limit_key="b", cost=6)
+    assert len(reserve(conn, 1)) == 1
+    enqueue_many(conn, 3000, limit_key="c", cost=6)
+    maintain(conn)
+    heard = _wakes_of(conn)
+    assert _claims_until_no_wake(conn, heard) <= 3
+
+
 def _hundred_lanes_of_which_one_may_not_start(conn: psycopg.Connection, rule: str) -> list[str]:
     """Return a list that receives the wake-ups of worker w."""
     fill(conn, a=5, **{f"t{i}": 1 for i in range(99)})
@@ -535,10 +555,7 @@ def _hundred_lanes_of_which_one_may_not_start(conn: psycopg.Connection, rule: st
     done = [row for row in rows if job(conn, row.id).limit_key != "a"]
     column(conn, "complete_many", *pairs(done))
     assert len(done) == 99
-    heard: list[str] = []
-    conn.add_notify_handler(lambda notice: heard.append(notice.payload))
-    conn.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
-    return heard
+    return _wakes_of(conn)
 
 
 @pytest.mark.parametrize("rule", ["limit", "pause"])
@@ -567,9 +584,7 @@ def test_wakes_end_also_where_a_claim_ends_just_where_it_began(conn: psycopg.Con
     fill(conn, **{f"t{i}": 2 for i in range(tenants_)})
     assert len([row for _ in range(3) for row in reserve(conn, tenants_)]) == tenants_
     conn.execute("delete from pgqueue.turns")
-    heard: list[str] = []
-    conn.add_notify_handler(lambda notice: heard.append(notice.payload))
-    conn.execute(f"listen {value(conn, 'select pgqueue._channel(%s)', 'w')}".encode())
+    heard = _wakes_of(conn)
     assert _claims_until_no_wake(conn, heard) <= 3
     assert _claims_until_no_wake(conn, heard) <= 3
 

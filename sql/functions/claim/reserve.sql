@@ -144,7 +144,9 @@ begin
     -- There may be more than this worker can run: pass the wake-up on. Or more in other lanes, or behind jobs that it blocked.
     if v_free = 0 then
         perform pgqueue._wake(v_found.last_queue, v_now, 1, reserve.worker);
-    elsif ((v_again and v_free = reserve.max_jobs) or not v_round.is_whole) and pgqueue._may_notify() then
+    elsif (not v_round.is_whole or (v_again and v_free = reserve.max_jobs and exists (
+        select from unnest(v_found.candidates) c where c.is_expired or (c.row_ctid = any (v_skipped)) is not true
+    ))) and pgqueue._may_notify() then
         perform pg_notify(pgqueue._channel(reserve.worker), 'wake');
     end if;
     if v_draw.jobs is not null then
