@@ -179,6 +179,21 @@ def test_a_limit_of_nothing_stops_everything(conn: psycopg.Connection) -> None:
     assert reserve(conn, 10) == []
 
 
+def test_the_more_limits_block_jobs_the_more_rarely_each_is_checked(conn: psycopg.Connection, standing: Clock) -> None:
+    limit(conn, "limit_key", "*", 1)
+    for n in range(300):
+        enqueue_many(conn, 2, limit_key=f"t{n}")
+    held = reserve(conn, 600)
+    assert len(held) == 300
+    standing.advance("1 s")
+    maintain(conn)
+    waits = "select count(*), min(next_at) from pgqueue.limit_waits"
+    assert conn.execute(waits).fetchone() == (300, standing.now() + timedelta(seconds=4))
+    # An end does not wait for that.
+    complete(conn, held[7])
+    assert len(reserve(conn, 10)) == 1
+
+
 def test_every_value_of_a_wildcard_has_its_own_capacity(conn: psycopg.Connection) -> None:
     limit(conn, "limit_key", "tenant:*", at_most=1)
     limit(conn, "limit_key", "tenant:big*", at_most=2)

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 
 from tests.calls import call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, table, value, within
 from tests.databases import Cloner, Database
+from tests.sql.plans import blocks
 
 WAITING = FUTURE = 30_000
 EXECUTING = 2_000
@@ -335,6 +336,35 @@ def test_ends_beside_an_old_snapshot_read_their_own_rows(
     conn.execute("discard plans")
     ends(call)
     assert ends(call) < few + 80
+
+
+def test_a_short_claim_beside_an_old_snapshot_walks_no_waits_and_notes_that_are_gone(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("alter table pgqueue.limit_waits set (autovacuum_enabled = off)")
+    conn.execute("alter table pgqueue.key_notes set (autovacuum_enabled = off)")
+    maintain(conn)
+    few = blocks(conn, "pgqueue.reserve('w', 10)")
+    old = database.connect()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select txid_current(), count(*) from pgqueue.jobs")
+    conn.execute(
+        "insert into pgqueue.limit_waits (name, next_at)"
+        " select 'task:' || n % 1000, clock_timestamp() - '11 s'::interval - n * '1 ms'::interval"
+        " from generate_series(1, 50000) n"
+    )
+    conn.execute("insert into pgqueue.key_notes (queue, key) select 'q', n from generate_series(1, 50000) n")
+    conn.execute("delete from pgqueue.limit_waits")
+    conn.execute("delete from pgqueue.key_notes")
+    maintain(conn)
+    assert blocks(conn, "pgqueue.reserve('w', 10)") < few + 100
+    # Also where something is due.
+    for most in (100_000, 500):
+        conn.execute("insert into pgqueue.limit_waits (name, next_at) values ('task:7', clock_timestamp())")
+        conn.execute("insert into pgqueue.key_notes (queue, key) values ('q', 'k')")
+        assert blocks(conn, "pgqueue.reserve('w', 10)", plans_first=False) < most
+        left = "select (select count(*) from pgqueue.limit_waits) + (select count(*) from pgqueue.key_notes)"
+        assert value(conn, left) == 0
 
 
 def test_reserve_of_named_queues_in_strict_order_does_so_too(explained: Explained) -> None:

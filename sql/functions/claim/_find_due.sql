@@ -140,9 +140,13 @@ begin
                 limit 1
             ) lapsed
         )
-        or exists (select from pgqueue.key_notes)
+        -- What is older is for maintenance: see _rescue_and_find.
+        or exists (select from pgqueue.key_notes k where k.n > (select pg_sequence_last_value('pgqueue.key_notes_n_seq')) - 1000)
         or exists (select from pgqueue.notes)
-        or exists (select from pgqueue.limit_waits w where w.next_at <= p_now);
+        -- No EXISTS: that would have no order, and any index.
+        or (
+            select true from pgqueue.limit_waits w where w.next_at between p_now - interval '10 s' and p_now order by w.next_at limit 1
+        ) is not null;
     end if;
 end
 $$;

@@ -198,9 +198,7 @@ begin
             and (
                 q.name is null
                 or exists (
-                    select
-                    from pgqueue.tenant_lanes t
-                    where t.queue = l.queue and t.priority = l.priority and t.lane_key = ''
+                    select from pgqueue.tenant_lanes t where t.queue = l.queue and t.priority = l.priority and t.lane_key = ''
                 )
             )
         order by l.queue, l.priority

@@ -131,11 +131,7 @@ begin
         from (
             select coalesce(min(l.id) filter (where l.key is not null), case when count(*) = 1000 then max(l.id) + 1 end) as id
             from (
-                select j.id, j.key
-                from pgqueue.jobs j
-                where j.id >= p_head_id and j.id < p_below_id
-                order by j.id
-                limit 1000
+                select j.id, j.key from pgqueue.jobs j where j.id >= p_head_id and j.id < p_below_id order by j.id limit 1000
             ) l
         ) f
         where f.id is not null;

@@ -38,9 +38,7 @@ begin
         select x.xid
         from pg_snapshot_xip(p_snapshot) x (xid)
         where not exists (
-            select
-            from pg_stat_activity a
-            where a.backend_xid = x.xid::xid and a.datname <> current_database()
+            select from pg_stat_activity a where a.backend_xid = x.xid::xid and a.datname <> current_database()
         )
         order by x.xid
     );

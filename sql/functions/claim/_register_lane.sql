@@ -124,9 +124,7 @@ begin
             f.queue, f.priority,
             exists (select from pgqueue.queues q where q.name = f.queue and q.fair_by is not null)
             or exists (
-                select
-                from pgqueue.tenant_lanes t
-                where t.queue = f.queue and t.priority = f.priority and t.lane_key <> ''
+                select from pgqueue.tenant_lanes t where t.queue = f.queue and t.priority = f.priority and t.lane_key <> ''
             ) as is_fair
         from (select distinct x.queue, x.priority from pgqueue.lanes x where x.is_fair) f
     ) w

@@ -52,9 +52,7 @@ begin
         select d.queue, d.key, h.id as head
         from (select k.id from pgqueue._key_head() k offset 0) h
         cross join (
-            select distinct p.queue, p.key
-            from unnest(p_queues, p_keys) p (queue, key)
-            where p.key is not null
+            select distinct p.queue, p.key from unnest(p_queues, p_keys) p (queue, key) where p.key is not null
         ) d
         cross join lateral pgqueue._first_blocked(d.queue, d.key, h.id) f
         order by d.queue, d.key
@@ -164,13 +162,14 @@ begin
 end
 $$;
 
--- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it.
-create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null)
+-- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it. p_newest: only so many.
+create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null, p_newest integer default null)
 returns boolean
 language plpgsql
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_from bigint := coalesce(pg_sequence_last_value('pgqueue.key_notes_n_seq') - p_newest, 0);
     v_note record;
     v_followed boolean := false;
 begin
@@ -179,7 +178,7 @@ begin
             select k.n, k.queue, k.key, k.job_id, k.next_at
             from pgqueue.key_notes k
             -- After the clock stepped back, a note from the far future is due as well.
-            where (k.next_at <= v_now or k.next_at > v_now + interval '1 s')
+            where k.n > v_from and (k.next_at <= v_now or k.next_at > v_now + interval '1 s')
                 and (p_queues is null or k.queue = any (p_queues))
             order by k.n
             limit p_limit

@@ -130,7 +130,9 @@ begin
         end if;
         v_goes_on := not v_round.is_whole and v_rows <> '{}' and clock_timestamp() <= v_since + interval '20 ms';
         continue when v_goes_on;
-        exit when v_has_rescued or not v_found.short or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues);
+        exit when v_has_rescued or not v_found.short or not pgqueue._rescue_and_find(
+            v_free = reserve.max_jobs, v_free, reserve.queues, v_found.unmaintained
+        );
         v_has_rescued := true;
         v_draw.turns := null;
         v_goes_on := v_round.lanes is not null;
@@ -241,17 +243,20 @@ end
 $$;
 
 -- Called when reserve comes up short. True: there is a reason to read the lanes again. It locks the jobs that it takes back
--- or releases until the claim commits, so it takes no more than the claim has slots for.
-create or replace function pgqueue._rescue_and_find(p_empty_handed boolean, p_jobs integer, p_queues text[])
+-- or releases until the claim commits, so it takes no more than the claim has slots for. Beside an old snapshot it would walk all
+-- waits and notes that are gone: what is older than ten seconds, as after a step of the clock, maintenance finds, if it runs.
+create or replace function pgqueue._rescue_and_find(p_empty_handed boolean, p_jobs integer, p_queues text[], p_unmaintained boolean)
 returns boolean
 language plpgsql
 as $$
 declare
     v_found boolean := (select r.rescued > 0 from pgqueue._rescue(least(100, p_jobs), null) r);
 begin
-    v_found := pgqueue._read_key_notes(least(100, p_jobs), p_queues) or v_found;
+    v_found := pgqueue._read_key_notes(least(100, p_jobs), p_queues, case when not p_unmaintained then 1000 end) or v_found;
     -- Jobs may still be blocked by a limit that was dropped.
-    v_found := pgqueue._recheck_limits(20, p_jobs) > 0 or v_found;
+    v_found := pgqueue._recheck_limits(
+        20, p_jobs, case when p_unmaintained then '-infinity' else pgqueue._clock() - interval '10 s' end
+    ) > 0 or v_found;
     v_found := pgqueue._read_notes(100) or v_found;
     -- No session runs maintenance, which finds jobs in unregistered lanes.
     if p_empty_handed and (

@@ -10,10 +10,7 @@ as $$
 declare
     v_job record;
 begin
-    select j.reservation, j.state into v_job
-    from pgqueue.jobs j
-    where j.id = p_job_id
-    for update skip locked;
+    select j.reservation, j.state into v_job from pgqueue.jobs j where j.id = p_job_id for update skip locked;
     if v_job.state = 'executing' then
         perform pgqueue._request_cancel(array[p_job_id]);
     elsif found then

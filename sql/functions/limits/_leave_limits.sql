@@ -60,7 +60,7 @@ $$;
 -- most p_jobs: a claim locks the jobs that it releases until it commits. Two calls that check a limit at the same time may
 -- release twice as many; the next claim blocks the surplus again. A row that is a second overdue counts even if another
 -- transaction has locked it, for that one may stay open.
-create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
+create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000, p_since timestamptz default '-infinity')
 returns integer
 language plpgsql
 set enable_sort = off
@@ -76,11 +76,15 @@ declare
     v_count integer;
     v_released integer := 0;
 begin
-    if not exists (select from pgqueue.limit_waits w where w.next_at <= v_now) then
+    if (select true from pgqueue.limit_waits w where w.next_at between p_since and v_now order by w.next_at limit 1) is null then
         return 0;
     end if;
     with due as materialized (
-        select x.name, x.next_at from pgqueue.limit_waits x where x.next_at <= v_now order by x.next_at limit p_limit
+        select x.name, x.next_at
+        from pgqueue.limit_waits x
+        where x.next_at between p_since and v_now
+        order by x.next_at
+        limit p_limit
     ),
     taken as (
         delete from pgqueue.limit_waits w
@@ -88,7 +92,9 @@ begin
             array(
                 select l.n
                 from (select distinct d.name from due d) n
-                cross join lateral (select y.n from pgqueue.limit_waits y where y.name = n.name for update skip locked) l
+                cross join lateral (
+                    select y.n from pgqueue.limit_waits y where y.name = n.name and y.next_at >= p_since for update skip locked
+                ) l
             )
         )
         returning w.name
@@ -122,10 +128,10 @@ begin
                 else interval '1 s'
             end;
         elsif not v_left.timed then
-            -- A safety net: normally jobs that end release the blocked ones that they see, and resume() leaves a row of its own.
+            -- A safety net, rarer for many: jobs that end release the blocked ones that they see, and resume() leaves a row of its own.
             v_left.next_at := least(
                 case when v_limit.until > v_now then v_limit.until end,
-                v_now + case when v_limit.kind = 'pause' then interval '1 min' else interval '1 s' end
+                v_now + case when v_limit.kind = 'pause' then interval '1 min' else interval '1 s' + cardinality(v_names) * interval '10 ms' end
             );
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)

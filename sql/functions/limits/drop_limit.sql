@@ -16,10 +16,7 @@ begin
     )
     where drop_limit.part not in ('max_executing', 'rate', 'max_cost', 'burst');
     -- Locked before it is looked at: another operator may be adding a part.
-    select l.* into v_limit
-    from pgqueue.limits l
-    where l.kind = drop_limit.kind and l.target = drop_limit.target
-    for update;
+    select l.* into v_limit from pgqueue.limits l where l.kind = drop_limit.kind and l.target = drop_limit.target for update;
     v_left := jsonb_populate_record(v_limit, case
         when drop_limit.part is null then '{"max_executing": null, "rate": null, "per": null, "max_cost": null, "burst": null}'
         when drop_limit.part = 'rate' then '{"rate": null, "per": null, "burst": null}'

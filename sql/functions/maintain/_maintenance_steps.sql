@@ -49,11 +49,7 @@ as $$
         coalesce(l.failures, 0), l.failing_since, l.error
     from pgqueue._maintenance_steps() s
     left join lateral (
-        select m.*
-        from pgqueue.maintenance_steps m
-        where m.step = s.step
-        order by m.n desc
-        limit 1
+        select m.* from pgqueue.maintenance_steps m where m.step = s.step order by m.n desc limit 1
     ) l on true
     order by s.number
 $$;

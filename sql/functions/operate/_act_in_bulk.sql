@@ -210,10 +210,7 @@ begin
                 union
                 select w.id from behind b join waits w on w.parent = b.id
             )
-            select array_agg(w) into v_ended
-            from unnest(v_ended) w
-            left join behind b on b.id = w.id
-            where b.id is null;
+            select array_agg(w) into v_ended from unnest(v_ended) w left join behind b on b.id = w.id where b.id is null;
         end if;
         if p_action = 'delete_many' and v_ended is not null then
             changed := changed + pgqueue._delete_history(v_ended);
