@@ -10,6 +10,7 @@ import pytest
 
 from pgqueue.testing import Clock
 from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, state, table, value
+from tests.facts import flush_statistics
 
 
 @pytest.fixture
@@ -380,6 +381,31 @@ def test_each_key_of_a_call_counts_under_a_limit(
 
 
 @pytest.mark.covers("L6")
+def test_a_claim_reads_those_limits_on_keys_with_which_its_keys_begin(conn: psycopg.Connection) -> None:
+    def read() -> int:
+        flush_statistics(conn)
+        rows: int = value(
+            conn,
+            "select t.seq_tup_read + (select sum(i.idx_tup_read) from pg_stat_user_indexes i where i.relid = t.relid)"
+            " from pg_stat_user_tables t where t.relname = 'limits'",
+        )
+        return rows
+
+    conn.execute(
+        "insert into pgqueue.limits (kind, target, max_executing) select 'key', 'of ' || n, 1"
+        " from generate_series(1000, 5999) n"
+    )
+    limit(conn, "key", "é€", 2)
+    limit(conn, "key", "é", 3)
+    keys = ["é€1", "é€2", "é€3", "é4", "é5", "e", "of 1500/a", "of 1500/b", "of 150", *(f"other {n}" for n in range(20))]
+    expected = [enqueue(conn, key=key) for key in keys]
+    before = read()
+    held = reserve(conn, 40)
+    assert ids(held) == [job_id for n, job_id in enumerate(expected) if n not in (2, 4, 7)]
+    complete(conn, *held)
+    assert read() - before < 1000
+
+
 def test_a_limit_on_a_queue_counts_jobs_and_keys_of_calls_together(conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "acc", accumulate=True, batch_size=2)
     limit(conn, "queue", "q", at_most=5)

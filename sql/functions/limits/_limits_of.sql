@@ -27,7 +27,10 @@ as $$
         union all
         select x.*, x.target from pgqueue.limits x where x.kind = 'task' and x.target = p_task
         union all
-        select x.*, x.target from pgqueue.limits x where x.kind = 'key' and p_key is not null and starts_with(p_key, x.target)
+        select x.*, x.target
+        from pgqueue.limits x
+        where x.kind = 'key' and x.target = any (case when p_key is not null and exists (select from pgqueue.limits k where k.kind = 'key')
+            then array(select left(p_key, n) from generate_series(1, length(p_key)) n) end)
         union all
         (
             select x.*, p_limit_key
