@@ -174,6 +174,25 @@ def test_a_job_that_is_named_twice_ends_once(conn: psycopg.Connection) -> None:
     assert len(job(conn, failed.id).errors) == 1
 
 
+def test_a_job_that_is_named_under_an_old_reservation_and_its_own_has_an_outcome_for_each(
+    conn: psycopg.Connection,
+) -> None:
+    enqueue_many(conn, 2, max_attempts=9)
+    old = reserve(conn, 2)
+    call(conn, "release", *pairs(old))
+    going, failed = reserve(conn, 2)
+    named = [old[0], going]
+    job_ids, reservations = pairs(named)
+    rows = exchange(conn, extended=job_ids, extended_reservations=reservations, **failing([old[1], failed]))
+    assert [(row.outcome, row.reservation) for row in rows] == [
+        ("lost", old[1].reservation),
+        ("failed", failed.reservation),
+        ("lost", old[0].reservation),
+        ("extended", going.reservation),
+    ]
+    assert state(conn, failed.id) == "failed"
+
+
 # fail_many
 
 

@@ -96,10 +96,14 @@ begin
     if exchange.extended <> '{}' then
         return query
         select case when e.job_id is null then 'lost' when e.cancel_requested then 'cancel' else 'extended' end, j.*, null::text
-        from unnest(exchange.extended, exchange.extended_reservations) with ordinality w (id, reservation, n)
+        from (
+            -- A reservation is greater than those before it.
+            select u.*, max(u.reservation) over (partition by u.id) as newest
+            from unnest(exchange.extended, exchange.extended_reservations) with ordinality u (id, reservation, n)
+        ) w
         left join pgqueue.extend(
             exchange.extended, exchange.extended_reservations, exchange.lease, exchange.started
-        ) e on e.job_id = w.id
+        ) e on e.job_id = w.id and w.reservation = w.newest
         cross join lateral pgqueue._no_claimed_job(w.id, w.reservation, e.lease_expires_at) j
         order by w.n;
     end if;

@@ -21,7 +21,9 @@ declare
     v_member bigint;
 begin
     for v_attempt in
-        with wanted as materialized (select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n),
+        with wanted as materialized (
+            select distinct on (w.job_id, w.reservation) w.* from unnest(p_failures) w order by w.job_id, w.reservation, w.n
+        ),
         held as materialized (
             select w.n, w.error, w.retry_in, w.retry as retries, w.policy, w.cancel, l.*
             from wanted w
