@@ -165,12 +165,19 @@ def test_a_clock_that_jumped_ahead_and_back_over_an_instant_does_not_lose_it(
     assert runs(conn) == ["08 02:30"]
 
 
+@pytest.mark.parametrize("expression", ["0 4 * * *", NIGHT])
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("catch_up", ["last", "all"])
 def test_a_schedule_that_is_declared_anew_after_its_removal_owes_nothing(
-    conn: psycopg.Connection, clock: Clock
+    conn: psycopg.Connection, clock: Clock, expression: str, is_paused: bool, catch_up: str
 ) -> None:
-    declare(conn)
+    declare(conn, catch_up=catch_up)
+    if is_paused:
+        call(conn, "pause_schedule", "s")
     call(conn, "unschedule", "s")
     clock.set(DURING)
-    declare(conn, "0 4 * * *")
+    due = declare(conn, expression, catch_up=catch_up)
     tick(conn, clock)
     assert runs(conn) == []
+    tick(conn, clock, due)
+    assert len(runs(conn)) == 1

@@ -28,6 +28,7 @@ declare
     v_schedule pgqueue.schedules;
     v_after pgqueue.schedules;
     v_is_written boolean;
+    v_is_new boolean;
     v_is_settled boolean := true;
     v_options pgqueue.job_options := jsonb_populate_record(null::pgqueue.job_options, v_declared);
     v_next_at timestamptz;
@@ -93,7 +94,8 @@ begin
         -- Not where unschedule() has removed it meanwhile.
         exit when found;
     end loop;
-    if not v_is_written then
+    v_is_new := v_is_written;
+    if not v_is_new then
         v_after := jsonb_populate_record(v_schedule, v_declared);
         if (v_schedule.catch_up, v_schedule.catch_up_cap) is distinct from (schedule.catch_up, schedule.catch_up_cap)
             or pgqueue._schedule_rule(v_schedule) <> pgqueue._schedule_rule(v_after)
@@ -114,7 +116,8 @@ begin
     where v_is_written;
 
     select l.next_at, l.rule into v_next_at, v_rule from pgqueue._latest_plan(schedule.name, v_now) l;
-    if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
+    -- The plan of one that was removed is no more.
+    if (v_is_new or v_rule is distinct from pgqueue._schedule_rule(v_schedule))
         -- An operator's expression may be wrong. maintain reports that; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
