@@ -167,6 +167,28 @@ def test_overlap_skip_leaves_a_run_out_while_the_last_one_lives(conn: psycopg.Co
     assert history(conn)[-1] == ("overlap", "2030-01-07 00:05:00+00")
 
 
+def test_overlap_skip_does_so_for_as_long_as_the_job_lives(conn: psycopg.Connection, clock: Clock) -> None:
+    schedule(conn, expression="0 0 * * *", overlap="skip")
+    for day in range(8, 20):
+        tick(conn, clock, f"2030-01-{day:02}")
+    assert run_at(conn) == ["2030-01-08 00:00:00+00"]
+    complete_all(conn)
+    tick(conn, clock, "2030-01-20")
+    assert run_at(conn) == ["2030-01-20 00:00:00+00"]
+
+
+def test_overlap_skip_sees_the_scheduled_job_behind_one_that_was_started_by_hand(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    schedule(conn, overlap="skip")
+    tick(conn, clock, "2030-01-07 00:01:00+00")
+    assert len(reserve(conn, 1, lease="1 day")) == 1
+    call(conn, "run_schedule_now", "s")
+    complete_all(conn)
+    tick(conn, clock, "2030-01-07 00:02:00+00")
+    assert history(conn)[-1] == ("overlap", "2030-01-07 00:02:00+00")
+
+
 def test_overlap_start_starts(conn: psycopg.Connection, clock: Clock) -> None:
     schedule(conn)
     for minute in (1, 2):
@@ -347,6 +369,7 @@ def test_runs_are_forgotten_after_a_week_save_where_a_schedule_stands(conn: psyc
     tick(conn, clock, "2030-01-07 00:01:00+00")
     call(conn, "unschedule", "gone")
     call(conn, "pause_schedule", "s")
+    complete_all(conn)
     tick(conn, clock, "2030-01-15 00:00:00+00")
     assert history(conn, "schedule, outcome") == [("yearly", "planned"), ("s", "enqueued")]
 

@@ -35,9 +35,9 @@ begin
                 $rule$),
                 ('heads', 'horizons', $rule$ x.at not between $1 - interval '1 min' and $1 + interval '1 s' $rule$),
                 ('dedupe', 'dedupe_keys', $rule$ x.until is not null and x.until <= $1 order by x.until $rule$),
-                -- A week, so that the clock may step back by as much without an instant running again.
+                -- A week, so that the clock may step back by as much without an instant running again. Not while the job lives: overlap.
                 ('schedules', 'schedule_runs', $rule$
-                    x.decided_at < pgqueue._after($1, '-7 days')
+                    x.decided_at < pgqueue._after($1, '-7 days') and (select j.id from pgqueue.jobs j where j.id = x.job_id) is null
                     and (
                         not exists (select from pgqueue.schedules s where s.name = x.schedule)
                         or exists (

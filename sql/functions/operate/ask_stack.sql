@@ -11,9 +11,7 @@ declare
     v_worker text;
     v_channel text;
 begin
-    select j.reserved_by into v_worker
-    from pgqueue.jobs j
-    where j.id = ask_stack.job_id and j.state = 'executing';
+    select j.reserved_by into v_worker from pgqueue.jobs j where j.id = ask_stack.job_id and j.state = 'executing';
     update pgqueue.workers w
     set stack_of = ask_stack.job_id, stack_asked_at = pgqueue._clock()
     where w.ctid = (select x.ctid from pgqueue.workers x where x.name = v_worker for update skip locked)

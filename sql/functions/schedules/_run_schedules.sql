@@ -95,15 +95,16 @@ begin
                     where (select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1) is null
                 ) i on true
                 cross join lateral (
+                    -- Behind the last one, if by hand, an earlier one may live.
                     select t.overlap = 'skip' and exists (
                         select from pgqueue.jobs j
-                        where j.id = (
+                        where j.id = any (array(
                             select r.job_id
                             from pgqueue.schedule_runs r
                             where r.schedule = t.name and r.job_id is not null
                             order by r.n desc
-                            limit 1
-                        )
+                            limit 10
+                        ))
                     ) as lives
                 ) l
                 where t.jobs_before < p_limit
