@@ -65,9 +65,7 @@ def limit_locks(conn: psycopg.Connection) -> int:
     return count
 
 
-def test_a_claim_that_only_skips_jobs_does_not_wake_its_worker_again(
-    claim: Session, other: psycopg.Connection
-) -> None:
+def test_a_claim_that_only_skips_jobs_does_not_wake_its_worker_again(claim: Session, other: psycopg.Connection) -> None:
     limit(other, "task", "t", max_executing=1000)
     enqueue_many(other, 4000)
     assert len(take(claim, 1)) == 1

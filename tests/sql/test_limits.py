@@ -397,7 +397,18 @@ def test_a_claim_reads_those_limits_on_keys_with_which_its_keys_begin(conn: psyc
     )
     limit(conn, "key", "é€", 2)
     limit(conn, "key", "é", 3)
-    keys = ["é€1", "é€2", "é€3", "é4", "é5", "e", "of 1500/a", "of 1500/b", "of 150", *(f"other {n}" for n in range(20))]
+    keys = [
+        "é€1",
+        "é€2",
+        "é€3",
+        "é4",
+        "é5",
+        "e",
+        "of 1500/a",
+        "of 1500/b",
+        "of 150",
+        *(f"other {n}" for n in range(20)),
+    ]
     expected = [enqueue(conn, key=key) for key in keys]
     before = read()
     held = reserve(conn, 40)
