@@ -162,7 +162,7 @@ begin
 end
 $$;
 
--- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it. p_newest: only so many.
+-- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it. p_newest: how many.
 create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null, p_newest integer default null)
 returns boolean
 language plpgsql

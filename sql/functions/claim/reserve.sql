@@ -27,23 +27,20 @@ declare
     -- Read while the transaction has no xid: see _head.
     v_began timestamptz := case when v_chance < reserve.max_jobs and pg_current_xact_id_if_assigned() is null then pgqueue._clock() end;
     v_newest_id bigint := case when v_began is not null then pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass) end;
-    -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
-    v_draws boolean;
+    v_draws boolean; -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
     v_draw pgqueue.draw;
     v_one_by_one boolean := reserve.strategy = 'lag';
     -- How many slots are free, and how many of them this round is for.
     v_free integer := reserve.max_jobs;
     v_want integer := reserve.max_jobs;
-    -- How many jobs to read, all as candidates. Null: v_want.
-    v_size integer;
+    v_size integer; -- How many jobs to read, all as candidates. Null: v_want.
     v_found record;
     v_rows tid[];
     v_starts pgqueue.start[];
     v_keyed boolean;
     v_jobs pgqueue.claimed_job[];
     v_started integer;
-    -- Some did not start: read on, without locked rows that stay in the ready index.
-    v_again boolean := false;
+    v_again boolean := false; -- Some did not start: read on, without locked rows that stay in the ready index.
     v_skipped tid[];
     v_round pgqueue.lane_round;
     v_goes_on boolean := false;
@@ -130,9 +127,8 @@ begin
         end if;
         v_goes_on := not v_round.is_whole and v_rows <> '{}' and clock_timestamp() <= v_since + interval '20 ms';
         continue when v_goes_on;
-        exit when v_has_rescued or not v_found.short or not pgqueue._rescue_and_find(
-            v_free = reserve.max_jobs, v_free, reserve.queues, v_found.unmaintained
-        );
+        exit when v_has_rescued or not v_found.short
+            or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues, v_found.unmaintained);
         v_has_rescued := true;
         v_draw.turns := null;
         v_goes_on := v_round.lanes is not null;
