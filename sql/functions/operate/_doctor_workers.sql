@@ -5,7 +5,13 @@ returns table (severity text, topic text, subject text, evidence text, remedy te
 language sql stable rows 3
 set enable_seqscan = off
 as $$
-    with first_jobs as materialized (select f.* from pgqueue._first_jobs(null, 30, 'infinity', p_now) f where f.is_unknown or f.is_given_back)
+    with first_jobs as materialized (
+        -- 60 of a lane, 30,000 in all.
+        select f.*
+        from (select greatest(least(15000 / greatest(count(*), 1), 30), 1)::integer as most from (select from pgqueue.lanes limit 15000) x) l
+        cross join lateral pgqueue._first_jobs(null, l.most, 'infinity', p_now) f
+        where f.is_unknown or f.is_given_back
+    )
     select
         'warning', case when j.is_unknown then 'unknown_task' else 'given_back' end, j.task,
         case
