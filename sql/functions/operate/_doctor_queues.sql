@@ -39,7 +39,7 @@ as $$
         ),
         case
             when count(*) > 1 and w.cause = 'no_worker' and w.command not like 'select %'
-                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(w.queue_name), ' ' order by w.queue_name)
+                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(regexp_replace(w.queue_name, ',.*$', '\&,1')), ' ' order by w.queue_name)
             when count(*) > 1 and w.cause = 'paused' then string_agg(w.remedy, ' ' order by w.queue_name)
             else (array_agg(w.remedy order by w.age desc, w.queue_name))[1]
         end
@@ -171,7 +171,23 @@ as $$
         select
             l.kind || ':' || l.target as name, l.kind || ' ' || pgqueue._shell_quoted(l.target) as of,
             case when l.burst is not null then 'burst' when l.rate is not null then 'rate' else 'max-cost' end as part,
-            least(coalesce(l.burst, l.rate), l.max_cost) as most, pgqueue._wanted_units(l.kind || ':' || l.target, p_now) as units
+            least(coalesce(l.burst, l.rate), l.max_cost) as most,
+            case when l.kind <> 'limit_key' or right(l.target, 1) <> '*' then pgqueue._wanted_units(l.kind || ':' || l.target, p_now) else (
+                -- The dearest of the first jobs of its values.
+                select max(pgqueue._wanted_units(v.name, p_now))
+                from (
+                    select distinct x.blocked_on as name
+                    from (
+                        select j.blocked_on
+                        from pgqueue.jobs j
+                        where j.state = 'blocked' and j.blocked_on >= 'limit_key:' || left(l.target, -1)
+                        order by j.blocked_on
+                        limit 1000
+                    ) x
+                    where starts_with(x.blocked_on, 'limit_key:' || left(l.target, -1))
+                ) v
+                where (select o.rule from pgqueue._limits_of(null, null, null, substr(v.name, 11)) o) = l.target
+            ) end as units
         from pgqueue.limits l
     ) w
     where w.units > w.most

@@ -118,7 +118,7 @@ as $$
     cross join unnest(d.setconfig) c (setting)
     left join pg_roles r on r.oid = d.setrole
     where d.setdatabase in (0, (select b.oid from pg_database b where b.datname = current_database()))
-        and c.setting = 'synchronous_commit=off'
+        and c.setting ~* '^synchronous_commit=(off|false|no|0)$'
     union all
     select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
@@ -138,7 +138,7 @@ as $$
     select 'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
         format('alter table pgqueue.%I reset (autovacuum_enabled);', c.relname)
     from pg_class c
-    where c.relnamespace = 'pgqueue'::regnamespace and 'autovacuum_enabled=false' = any (c.reloptions)
+    where c.relnamespace = 'pgqueue'::regnamespace and exists (select from unnest(c.reloptions) o where o ~* '^autovacuum_enabled=(f|n|of|0)')
     union all
     select
         'warning', 'autovacuum', 'jobs',
