@@ -125,7 +125,9 @@ def test_a_queue_is_stuck_behind_the_blocked_jobs_of_other_queues_as_well(
         found = why(conn, "b")
         assert (found.cause, found.stuck_for) == {"limit": ("limit", 3600), "pause": ("paused", 0)}[rule]
         assert {row.queue_name for row in table(conn, "why_late")} == {"a", "b"}
-        late = "select value from pgqueue.metrics() where name = 'pgqueue_queue_late_seconds' and labels ->> 'queue' = 'b'"
+        late = (
+            "select value from pgqueue.metrics() where name = 'pgqueue_queue_late_seconds' and labels ->> 'queue' = 'b'"
+        )
         assert value(conn, late) == 3600
         maintain(conn)
         hello(conn)
@@ -400,6 +402,14 @@ def test_a_worker_that_serves_other_queues_first(conn: psycopg.Connection, clock
     assert (found.cause, found.evidence) == ("starved", "its workers serve first: queue webhooks, priority 0 (20 due)")
     conn.execute(found.remedy.partition("; or")[0].encode())
     assert why(conn, "mail").cause != "starved"
+
+
+def test_the_command_that_starts_a_worker_for_a_queue_with_a_comma_gives_its_weight(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    enqueue(conn, queue="a,b")
+    clock.advance("1 min")
+    assert why(conn, "a,b").remedy == "pgqueue worker -r MODULE --queue 'a,b,1'"
 
 
 @pytest.mark.parametrize("kind", ["tenant", "task"])
