@@ -9,11 +9,8 @@ as $$
     with held as materialized (
         select v.kind, v.target, count(*)::bigint as jobs
         from (
-            select j.queue, j.task
-            from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
-            order by j.lease_expires_at, j.id
-            limit greatest(p_most, 100000)
+            select j.queue, j.task from pgqueue.jobs j where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
+            order by j.lease_expires_at, j.id limit greatest(p_most, 100000)
         ) x
         cross join lateral (values ('queue', x.queue), ('task', x.task)) v (kind, target)
         group by v.kind, v.target

@@ -99,23 +99,17 @@ begin
     ),
     counted as (
         select
-            coalesce(c.queue, r.queue) as queue,
-            coalesce(w.waiting, o.waiting, c.waiting, 0) as waiting,
-            coalesce(w.due, o.due, c.due, 0) as due,
-            coalesce(w.scheduled, o.scheduled, c.scheduled, 0) as scheduled,
-            coalesce(w.failed, o.failed, c.failed, 0) as failed,
-            coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
-            coalesce(c.executing, 0) as executing,
-            coalesce(w.dead, b.dead, c.dead, 0) as dead,
+            coalesce(c.queue, r.queue) as queue, coalesce(w.waiting, o.waiting, c.waiting, 0) as waiting,
+            coalesce(w.due, o.due, c.due, 0) as due, coalesce(w.scheduled, o.scheduled, c.scheduled, 0) as scheduled,
+            coalesce(w.failed, o.failed, c.failed, 0) as failed, coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
+            coalesce(c.executing, 0) as executing, coalesce(w.dead, b.dead, c.dead, 0) as dead,
             case when c.is_kept then b.counted_to
                 when c.is_cut and w.queue is null and b.queue is null or sum(c.executing) over () >= 100000 then v_most end as counted_to,
             coalesce(c.is_cut, false) as is_large, coalesce(c.is_kept or c.is_ready_cut and w.queue is null, false) as is_ready_kept,
             case when c.is_kept or c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
-            c.oldest_due_at,
-            coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
+            c.oldest_due_at, coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
             coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
-            least(c.oldest_stuck_at, w.oldest_stuck_at, u.oldest_at) as oldest_stuck_at,
-            r.ended,
+            least(c.oldest_stuck_at, w.oldest_stuck_at, u.oldest_at) as oldest_stuck_at, r.ended,
             coalesce(c.is_kept, false) as is_kept
         from bounded c
         left join whole w on w.queue = c.queue
@@ -179,13 +173,8 @@ as $$
         -- One of each part, however long ago: maintenance may have stood still. There were more parts while there were more lanes.
         and s.at >= (
             select min(x.at)
-            from (
-                select y.at
-                from pgqueue.samples y
-                where y.queue = '' and y.span = 10
-                order by y.at desc
-                limit (select case when p.parts > 1 then 2 * p.parts else 1 end from pgqueue._queue_parts() p (parts))
-            ) x
+            from pgqueue._queue_parts() p (parts)
+            cross join lateral (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit case when p.parts > 1 then 2 * p.parts else 1 end) x
         )
         and s.queue <> ''
     order by s.queue, s.at desc

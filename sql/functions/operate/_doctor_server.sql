@@ -22,10 +22,8 @@ as $$
             ) as evidence,
             format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
         from pg_stat_activity a
-        where coalesce(a.backend_xmin, a.backend_xid) is not null
-            and a.xact_start < p_now - interval '15 min'
-            and a.backend_type in ('client backend', 'walsender')
-            and (a.datname = current_database() or a.datname is null)
+        where coalesce(a.backend_xmin, a.backend_xid) is not null and a.xact_start < p_now - interval '15 min'
+            and a.backend_type in ('client backend', 'walsender') and (a.datname = current_database() or a.datname is null)
         union all
         select
             p_now - x.prepared, format('prepared transaction %s', x.gid),
@@ -145,8 +143,7 @@ as $$
         'pgqueue.jobs has lost its autovacuum settings: it is vacuumed as rarely as any other table',
         'alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);'
     from pg_class c
-    where c.oid = 'pgqueue.jobs'::regclass
-        and not coalesce(c.reloptions, '{}') @> '{autovacuum_vacuum_scale_factor=0}'
+    where c.oid = 'pgqueue.jobs'::regclass and not coalesce(c.reloptions, '{}') @> '{autovacuum_vacuum_scale_factor=0}'
     union all
     select
         'warning', 'partitions', 'history',
@@ -241,8 +238,7 @@ as $$
         )
     from (
         select
-            c.relname as name,
-            c.relforcerowsecurity and not (o.rolsuper or o.rolbypassrls) as is_forced,
+            c.relname as name, c.relforcerowsecurity and not (o.rolsuper or o.rolbypassrls) as is_forced,
             exists (
                 select from aclexplode(c.relacl) a where a.grantee <> c.relowner and a.privilege_type = 'SELECT'
             ) as is_read_by_others

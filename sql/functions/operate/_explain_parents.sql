@@ -191,9 +191,7 @@ as $$
                 from pgqueue.lanes x
                 where x.priority > p_job.priority and x.due_from <= p_now
                     and (x.queue = p_job.queue or not (w.draws or w.strategy = 'lag'))
-                group by x.queue, x.priority
-                order by x.priority desc, x.queue
-                limit 64
+                group by x.queue, x.priority order by x.priority desc, x.queue limit 64
             )
         ) end, p_now) l
         where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now)

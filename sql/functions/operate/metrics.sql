@@ -47,8 +47,7 @@ begin
             ('queue_counted_age_seconds', '{}', extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::float8),
             ('queue_counted_to', '{}', (q.queue ->> 'counted_to')::float8),
             ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
-            -- Jobs of a paused task or limit_key are neither due nor stuck.
-            -- why_late() names a hundred.
+            -- Jobs of a paused task or limit_key are neither due nor stuck. why_late() names a hundred.
             ('queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, case when q.late > 0 then 'unknown' end, 'on_time')), greatest(
                 w.lag, w.stuck_for, case when w.cause is null then q.late end, case when w.cause = 'paused' and w.subject <> w.queue_name then extract(epoch from v_now - w.since) end, 0
             )),

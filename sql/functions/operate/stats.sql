@@ -85,8 +85,7 @@ begin
         ),
         'schedules', (
             select jsonb_build_object(
-                'count', count(*),
-                'paused', count(s.paused_at),
+                'count', count(*), 'paused', count(s.paused_at),
                 'lag', coalesce(round(extract(epoch from v_now - min(s.next_at) filter (where s.next_at <= v_now)), 3), 0),
                 'failures', coalesce(jsonb_object_agg(s.name, s.error) filter (where s.error is not null), '{}')
             )

@@ -12,7 +12,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_is_sampled boolean := coalesce((select max(s.at) from pgqueue.samples s where s.span = 10) between v_now - interval '30 s' and v_now, false);
-    -- Of thousands of queues a sample counts a part: those that are asked for are counted here.
+    -- Among many lanes a sample counts a part of the queues: those that are asked for are counted here.
     v_is_counted boolean := wanted.queues is not null and v_is_sampled and pgqueue._queue_parts() > 1;
 begin
     perform pgqueue._check_queues(wanted.queues);

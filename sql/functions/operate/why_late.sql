@@ -147,9 +147,8 @@ begin
         select l.cause, l.subject, l.evidence, l.remedy, since
         from pgqueue._late_by_rule(v_held, v_blocked.limit_name, v_late, v_is_served, p_now) l
         union all
-        select
-            'limit', p_queue, format('the queue has %s blocked, behind 10,000 and more of other queues that wait for the same limits',
-                pgqueue._counted(v_blocked.jobs)), 'pgqueue limits list', since
+        select 'limit', p_queue, format('the queue has %s blocked, behind 10,000 and more of other queues that wait for the same limits',
+            pgqueue._counted(v_blocked.jobs)), 'pgqueue limits list', since
         where v_blocked.jobs > v_late and v_blocked.job_id is null
         union all
         select

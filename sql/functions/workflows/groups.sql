@@ -47,8 +47,7 @@ begin
                     cross join lateral (
                         select x.id
                         from pgqueue.jobs x
-                        where groups.group_id is null and x.state = 'blocked' and x.blocked_on is not null
-                            and x.blocked_on = b.blocked_on and x.id < coalesce(groups.before, 9223372036854775807)
+                        where groups.group_id is null and x.state = 'blocked' and x.blocked_on = b.blocked_on and (groups.before is null or x.id < groups.before)
                         -- Backwards, so that the newest are among them.
                         order by x.blocked_on desc, x.priority, x.ready_at desc, x.id desc
                         limit 10000
