@@ -116,7 +116,7 @@ as $$
     cross join unnest(d.setconfig) c (setting)
     left join pg_roles r on r.oid = d.setrole
     where d.setdatabase in (0, (select b.oid from pg_database b where b.datname = current_database()))
-        and c.setting ~* '^synchronous_commit=(off|false|no|0)$'
+        and c.setting collate "C" ~* '^synchronous_commit=(off|false|no|0)$'
     union all
     select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
@@ -136,7 +136,7 @@ as $$
     select 'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
         format('alter table pgqueue.%I reset (autovacuum_enabled);', c.relname)
     from pg_class c
-    where c.relnamespace = 'pgqueue'::regnamespace and exists (select from unnest(c.reloptions) o where o ~* '^autovacuum_enabled=(f|n|of|0)')
+    where c.relnamespace = 'pgqueue'::regnamespace and exists (select from unnest(c.reloptions) o where o collate "C" ~* '^autovacuum_enabled=(f|n|of|0)')
     union all
     select
         'warning', 'autovacuum', 'jobs',
