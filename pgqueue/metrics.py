@@ -50,7 +50,7 @@ OF_DATABASE = {
         " 0 while the queue is paused."
     ),
     "pgqueue_queue_late_seconds": (
-        "How long the oldest job of a late queue has waited, by cause: see why_late(), which names a hundred; unknown: one more."
+        "How long the oldest job of a late queue has waited, by cause: see why_late(). unknown: beyond its hundred."
     ),
     "pgqueue_queue_oldest_attempt_seconds": "How long the oldest running attempt of a queue has run.",
     "pgqueue_queue_wait_seconds": (
