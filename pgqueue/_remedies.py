@@ -12,6 +12,8 @@ _CALL = re.compile(r"select (?:\* from )?pgqueue\.(\w+)\(((?:'(?:[^']|'')*'|[^'(
 _ARGUMENT = re.compile(r"\s*(?:(\w+) => )?(?:array\[)?\s*(E?'(?:[^']|'')*'|[^\s,\[\]]+)\]?,?")
 
 
+_OPTIONS = frozenset({"--source", "--max-executing", "--weight", "--task", "--revoke"})
+
 # A number of things, and no id: what is counted stands behind it.
 _COUNT = re.compile(
     r"(?<![\w.,:/'\"-])(?<!job )\d{4,}(?=(?:\.\d+)? (?:jobs|dead|live|of|transactions|sessions|attempts|units|slots"
@@ -64,7 +66,15 @@ def _written(call: re.Match[str]) -> str:
     words = _words(
         call[1], [value for name, value in found if not name], {name: value for name, value in found if name}
     )
-    return shlex.join(["pgqueue", *words]) if words else call[0]
+    return shlex.join(["pgqueue", *_told_apart(words)]) if words else call[0]
+
+
+def _told_apart(words: list[str]) -> list[str]:
+    """Put options first and -- before the names, where a name begins with a dash."""
+    if not any(word.startswith("-") and word not in _OPTIONS for word in words):
+        return words
+    first = next((n for n, word in enumerate(words) if word in _OPTIONS), len(words))
+    return [*words[:2], *words[first:], "--", *words[2:first]]
 
 
 def _words(function: str, args: list[str], named: Mapping[str, str]) -> list[str]:

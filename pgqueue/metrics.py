@@ -49,7 +49,9 @@ OF_DATABASE = {
         "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"
         " 0 while the queue is paused."
     ),
-    "pgqueue_queue_late_seconds": "How long the oldest job of a late queue has waited, by cause: see why_late().",
+    "pgqueue_queue_late_seconds": (
+        "How long the oldest job of a late queue has waited, by cause: see why_late(). unknown: beyond its hundred."
+    ),
     "pgqueue_queue_oldest_attempt_seconds": "How long the oldest running attempt of a queue has run.",
     "pgqueue_queue_wait_seconds": (
         "How long jobs of a queue waited from due to reserved, first attempts: a histogram."

@@ -38,6 +38,8 @@ def translated(remedy: str) -> str:
         ("select pgqueue.delete_events(array['a b']);", "pgqueue events delete 'a b'"),
         ("select * from pgqueue.events(by_size => true); then", "pgqueue events list; then"),
         ("select pgqueue.revoke_access('worker', 'w');", "pgqueue grant worker w --revoke"),
+        ("select pgqueue.resume('task', '-t', 'breaker');", "pgqueue limits resume --source breaker -- task -t"),
+        ("select pgqueue.resume_worker('--w');", "pgqueue workers resume -- --w"),
         ("vacuum pgqueue.jobs; if it removes nothing", "vacuum pgqueue.jobs; if it removes nothing"),
     ],
 )  # fmt: skip

@@ -327,8 +327,9 @@ def test_rights_that_are_too_wide_and_their_remedy(conn: psycopg.Connection) -> 
     assert "rights" not in findings(conn)
 
 
-def test_autovacuum_that_was_switched_off(conn: psycopg.Connection) -> None:
-    conn.execute("alter table pgqueue.jobs set (autovacuum_enabled = false)")
+@pytest.mark.parametrize("off", ["false", "off", "no", "0"])
+def test_autovacuum_that_was_switched_off(conn: psycopg.Connection, off: str) -> None:
+    conn.execute(f"alter table pgqueue.jobs set (autovacuum_enabled = {off})".encode())
     assert findings(conn)["autovacuum"][:2] == ("critical", "jobs")
     conn.execute(findings(conn)["autovacuum"][2].encode())
     assert "autovacuum" not in findings(conn)
@@ -545,3 +546,15 @@ def test_row_level_security_without_a_policy_is_told_for_what_others_read(
     finally:
         conn.execute(f"reassign owned by {owner} to current_user; drop owned by {owner}, {role}".encode())
         conn.execute(f"drop role {owner}, {role}".encode())
+
+
+def test_a_job_that_costs_more_than_the_limit_of_its_prefix(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "limit_key", "acme*", rate=10, per="1 min")
+    for cost in (5, 20):
+        enqueue(conn, limit_key="acme:x", cost=cost)
+    reserve(conn, 2)
+    assert findings(conn)["limit"] == (
+        "warning",
+        "limit_key:acme*",
+        "pgqueue limits set limit_key 'acme*' --rate 20",
+    )

@@ -101,18 +101,18 @@ def test_connections_that_run_out(own: psycopg.Connection, server: str) -> None:
     own.execute("drop role app")
 
 
-@pytest.mark.parametrize("of", ["database", "role"])
-def test_a_setting_of_a_database_or_role_that_loses_commits(own: psycopg.Connection, of: str) -> None:
+@pytest.mark.parametrize(("of", "off"), [("database", "off"), ("database", "false"), ("role", "off")])
+def test_a_setting_of_a_database_or_role_that_loses_commits(own: psycopg.Connection, of: str, off: str) -> None:
     name = own.info.dbname
     if of == "role":
         name = "careless"
         own.execute("create role careless login")
-    own.execute(f"alter {of} {name} set synchronous_commit = off".encode())
-    severity, evidence, remedy = found(own, "settings")["synchronous_commit=off"]
+    own.execute(f"alter {of} {name} set synchronous_commit = {off}".encode())
+    severity, evidence, remedy = found(own, "settings")[f"synchronous_commit={off}"]
     assert severity == "warning"
     assert ("role careless" if of == "role" else "this database") in evidence
     own.execute(remedy.encode())
-    assert "synchronous_commit=off" not in found(own, "settings")
+    assert f"synchronous_commit={off}" not in found(own, "settings")
     own.execute("drop role if exists careless")
 
 

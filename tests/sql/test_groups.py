@@ -398,3 +398,28 @@ def test_a_member_adds_none_to_a_cancelled_group(conn: psycopg.Connection) -> No
     call(conn, "complete", held.id, held.reservation)
     maintain(conn)
     assert state(conn, group) == "cancelled"
+
+
+def test_the_newest_groups_are_listed_beside_many_that_are_open(conn: psycopg.Connection) -> None:
+    fill = (
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, blocked_on)"
+        " select j.run_at, j.ready_at, j.created_at, j.state, j.priority, j.queue, j.task, j.args, j.blocked_on"
+        " from pgqueue.jobs j cross join generate_series(1, 10001) where j.id = %s"
+    )
+    conn.execute(fill, [call(conn, "open_group", "many")])
+    newest = call(conn, "open_group", "newest")
+    conn.execute("analyze pgqueue.jobs")
+    assert [row.id for row in table(conn, "groups", max=1)] == [newest]
+
+
+def test_explain_counts_the_members_of_a_large_group_up_to_a_bound(conn: psycopg.Connection) -> None:
+    group = call(conn, "open_group", "import")
+    member = enqueue(conn, group_id=group)
+    conn.execute(
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, group_id)"
+        " select j.run_at, j.ready_at, j.created_at, j.state, j.priority, j.queue, j.task, j.args, j.group_id"
+        " from pgqueue.jobs j cross join generate_series(1, 10001) where j.id = %s",
+        [member],
+    )
+    [row] = table(conn, "explain", group)
+    assert row.detail == f"group {group} is open; members that have not ended: at least 10000"

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.calls import call, enqueue, enqueue_many, reserve, value
+from tests.sql.plans import blocks
 
 
 def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
@@ -261,3 +262,19 @@ def test_due_jobs_of_a_queue_that_has_too_few_units_for_the_first_wait_for_it(co
     assert {each["target"]: each["waiting"] for each in limits(conn)} == {"mail": 0, "slow": 0}
     assert len(reserve(conn, 10)) == 2
     assert {each["target"]: each["waiting"] for each in limits(conn)} == {"mail": 5, "slow": 5}
+
+
+def test_stats_read_the_executing_jobs_once_for_all_limits_of_tasks(conn: psycopg.Connection) -> None:
+    for task in ("t0", "t1", "t2"):
+        enqueue_many(conn, 100, task=task)
+    reserve(conn, 300)
+
+    def cost(limits: int) -> int:
+        for number in range(limits):
+            call(conn, "set_limit", "task", f"t{number}", max_executing=1000)
+        return blocks(conn, "pgqueue._limits_now(10000, 1000)")
+
+    few = cost(5)
+    assert cost(100) - few < 95 * 30
+    executing = {each["target"]: each["executing"] for each in call(conn, "stats", recent=True)["limits"]}
+    assert [executing[f"t{number}"] for number in range(4)] == [100, 100, 100, 0]

@@ -322,3 +322,70 @@ def test_metrics_name_the_queues_with_the_most_jobs(conn: psycopg.Connection, cl
     shown = [row.labels["queue"] for row in table(conn, "metrics") if row.name == "pgqueue_queue_lag_seconds"]
     assert len(shown) == 500
     assert "z large" in shown
+
+
+def test_beside_more_than_64_lanes_no_queue_of_the_same_priority_comes_first(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    for queue in named("q", 70):
+        enqueue(conn, queue=queue)
+        clock.advance("1 s")
+    maintain(conn)
+    clock.advance("5 min")
+    maintain(conn)
+    call(conn, "hello", "w", None, Jsonb({"concurrency": 2}))
+    causes = Counter(row.cause for row in table(conn, "why_late"))
+    assert (causes.total(), causes["starved"]) == (70, 0)
+    fill(conn, named("high", 2), priority=5)
+    [row] = table(conn, "why_late", "q 0003")
+    assert (row.cause, row.evidence) == (
+        "starved",
+        "its workers serve first: queue high 0000, priority 5 (1 due); queue high 0001, priority 5 (1 due)",
+    )
+
+
+def test_a_queue_whose_part_had_no_turn_is_wanted_and_says_of_when_its_numbers_are(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    fill(conn, named("q", 760))
+    for _ in range(4):
+        clock.advance("11 s")
+        maintain(conn)
+    enqueue_many(conn, 50, queue="new")
+    assert call(conn, "wanted", ["new"]) == 50
+    assert call(conn, "wanted", ["new", "q 0001"]) == 51
+    found = {each["queue"]: each for each in call(conn, "stats", recent=True)["queues"]}
+    assert (found["new"]["due"], found["new"]["ready_counted_at"] is None) == (0, False)
+
+
+def test_no_queue_is_forgotten_when_there_are_fewer_parts(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    fill(conn, named("q", 555))
+    conn.execute(
+        "insert into pgqueue.lanes (queue, priority, until)"
+        " select 'x' || n, 0, 'infinity' from generate_series(1, 200) n"
+    )
+    for _ in range(4):
+        clock.advance("11 s")
+        maintain(conn)
+    conn.execute("delete from pgqueue.lanes where queue ~ '^x'")
+    for _ in range(4):
+        assert call(conn, "wanted") == 555
+        clock.advance("11 s")
+        maintain(conn)
+        assert value(conn, "select due from pgqueue.samples where queue = '' order by n desc limit 1") == 555
+
+
+def test_metrics_have_the_late_queues_first_and_none_of_them_is_on_time(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    fill(conn, named("later", 500), delay="1 day")
+    late = [*named("q", 110), "z"]
+    fill(conn, late)
+    clock.advance("1 min")
+    shown = [row for row in table(conn, "metrics") if row.name == "pgqueue_queue_late_seconds"]
+    causes = {row.labels["queue"]: row.labels["cause"] for row in shown if row.value == 60}
+    assert sorted(causes) == late
+    assert Counter(causes.values()) == {"no_worker": 100, "unknown": 11}
+    assert {row.labels["cause"] for row in shown if row.value == 0} == {"on_time"}

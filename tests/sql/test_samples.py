@@ -158,7 +158,7 @@ def test_a_bound_that_queues_share_leaves_the_ready_jobs_of_each_exact(conn: psy
         maintain(conn)
         clock.advance("11 s")
     assert sample(conn, "mail", counts) == [3, 3, 0, 0]
-    for expected in (4, 5, 6):
+    for expected in (4, 5):
         enqueue(conn, queue="mail")
         enqueue(conn, queue="later", delay="1 h")
         maintain(conn)
@@ -500,3 +500,37 @@ def test_of_more_than_sixty_large_queues_enough_are_counted_in_a_sample_that_non
     ).fetchall()
     # One of sixty in each sample, which comes every ten seconds.
     assert found == [(True, 1000, 1000, 59), (True, None, 1005, 2)]
+
+
+def test_queues_that_the_shared_bound_alone_cuts_are_counted_by_one_scan_now_and_then(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    conn.execute("select pgqueue.enqueue('t', queue => 'q' || n) from generate_series(1, 70) n")
+    conn.execute(
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, blocked_on)"
+        " select c.now, c.now, c.now, 'blocked', 0, 'blocked', 't', '{}', 'task:t'"
+        " from generate_series(1, 100001), (select pgqueue._clock() as now) c"
+    )
+    ages = []
+    for _ in range(8):
+        clock.advance("10 s")
+        conn.execute("select pgqueue._sample(pgqueue._clock())")
+        enqueue(conn, queue="q1")
+        rows = conn.execute(
+            "select counted_to, extract(epoch from at - counted_at)::integer, count(*), sum(due), sum(blocked)::integer"
+            " from pgqueue.samples where at = pgqueue._clock() and queue <> '' group by 1, 2"
+        ).fetchall()
+        [(counted_to, age, queues, due, blocked)] = rows
+        ages.append(age)
+        assert (counted_to, queues, due, blocked) == (None, 71, 70 + len(ages) - 1, 100_001)
+    assert ages == [0, 10, 20, 30, 40, 50, 0, 10]
+
+
+def test_the_age_of_the_oldest_snapshot_is_of_this_database(conn: psycopg.Connection) -> None:
+    info = conn.info
+    parts = {**info.get_parameters(), "password": info.password, "dbname": "postgres"}
+    with psycopg.connect(psycopg.conninfo.make_conninfo("", **parts)) as other:
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select 1 from pg_class")
+        assert metric(conn, "pgqueue_oldest_xmin_age_seconds") == 0

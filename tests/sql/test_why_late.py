@@ -105,6 +105,55 @@ def test_jobs_at_a_limit_beside_a_paused_task_are_listed_no_earlier(conn: psycop
         assert [each.cause for each in table(conn, "why_late")] == listed
 
 
+@pytest.mark.parametrize("rule", ["limit", "pause"])
+def test_a_queue_is_stuck_behind_the_blocked_jobs_of_other_queues_as_well(
+    conn: psycopg.Connection, clock: Clock, rule: str
+) -> None:
+    hello(conn)
+    if rule == "limit":
+        call(conn, "set_limit", "task", "t", max_executing=1)
+    else:
+        call(conn, "pause", "task", "t")
+    enqueue_many(conn, 300, queue="a")
+    enqueue_many(conn, 30, queue="b")
+    for _ in range(5):
+        reserve(conn, 100)
+    clock.advance("1 hour")
+    hello(conn)
+    for _ in range(2):
+        # First they are counted, then a sample tells of them.
+        found = why(conn, "b")
+        assert (found.cause, found.stuck_for) == {"limit": ("limit", 3600), "pause": ("paused", 0)}[rule]
+        assert {row.queue_name for row in table(conn, "why_late")} == {"a", "b"}
+        late = (
+            "select value from pgqueue.metrics() where name = 'pgqueue_queue_late_seconds' and labels ->> 'queue' = 'b'"
+        )
+        assert value(conn, late) == 3600
+        maintain(conn)
+        hello(conn)
+
+
+def test_a_sample_says_that_a_queue_is_stuck_behind_more_jobs_than_are_read(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    hello(conn)
+    call(conn, "set_limit", "task", "t", max_executing=1)
+    enqueue(conn, queue="a", priority=1)
+    enqueue_many(conn, 3, queue="b")
+    reserve(conn, 10)
+    conn.execute(
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, blocked_on)"
+        " select j.run_at, j.ready_at, j.created_at, 'blocked', 1, 'a', j.task, j.args, j.blocked_on"
+        " from (select x.* from pgqueue.jobs x where x.queue = 'b' limit 1) j cross join generate_series(1, 10001)"
+    )
+    clock.advance("1 hour")
+    maintain(conn)
+    hello(conn)
+    found = why(conn, "b")
+    assert (found.cause, found.subject, found.stuck_for) == ("limit", "b", 3600)
+    assert "3 jobs blocked" in found.evidence
+
+
 def test_large_numbers_are_written_with_commas(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 1500)
     call(conn, "pause_queue", "default")
@@ -353,6 +402,14 @@ def test_a_worker_that_serves_other_queues_first(conn: psycopg.Connection, clock
     assert (found.cause, found.evidence) == ("starved", "its workers serve first: queue webhooks, priority 0 (20 due)")
     conn.execute(found.remedy.partition("; or")[0].encode())
     assert why(conn, "mail").cause != "starved"
+
+
+def test_the_command_that_starts_a_worker_for_a_queue_with_a_comma_gives_its_weight(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    enqueue(conn, queue="a,b")
+    clock.advance("1 min")
+    assert why(conn, "a,b").remedy == "pgqueue worker -r MODULE --queue 'a,b,1'"
 
 
 @pytest.mark.parametrize("kind", ["tenant", "task"])

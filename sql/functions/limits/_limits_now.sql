@@ -6,6 +6,15 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off set enable_sort = off
 as $$
+    with held as materialized (
+        select v.kind, v.target, count(*)::bigint as jobs
+        from (
+            select j.queue, j.task from pgqueue.jobs j where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
+            order by j.lease_expires_at, j.id limit greatest(p_most, 100000)
+        ) x
+        cross join lateral (values ('queue', x.queue), ('task', x.task)) v (kind, target)
+        group by v.kind, v.target
+    )
     select coalesce(
         jsonb_agg(
             jsonb_build_object(
@@ -75,8 +84,10 @@ as $$
         ) f
     ) v
     cross join lateral (
-        select case when p.prefix is null then x.executing else v.executing end as executing
-        from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
+        -- Those of queues and tasks are counted at once.
+        select case when l.kind in ('queue', 'task') then least(coalesce((select h.jobs from held h where h.kind = l.kind and h.target = l.target), 0), p_most)
+            when p.prefix is not null then v.executing
+            else (select x.executing from pgqueue._executing_under(l.kind, l.target, p_most, pgqueue._lease_head()) x) end as executing
     ) e
     left join lateral (
         -- The units that were started, or, in a bucket, that are taken. With a prefix they are those of the value that has the

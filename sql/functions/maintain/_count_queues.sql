@@ -86,8 +86,7 @@ as $$
     select
         n.queue, greatest(coalesce(r.due + r.scheduled, 0) - f.jobs, 0)::integer, coalesce(r.due, 0)::integer,
         coalesce(r.scheduled, 0)::integer, f.jobs::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
-        coalesce(d.jobs, 0)::integer,
-        z.is_cut or k.jobs >= p_most
+        coalesce(d.jobs, 0)::integer, z.is_cut or k.jobs >= p_most
             or greatest((select max(x.of_all) from waiting_for x), (select max(x.of_all) from dead x)) >= 10::bigint * p_most,
         r.oldest_due_at,
         (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer,

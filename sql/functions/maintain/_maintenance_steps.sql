@@ -48,8 +48,6 @@ as $$
         l.n, l.at, s.step, l.next_at, l.missed_since, coalesce(l.unfinished, false), l.slice, l.cursor,
         coalesce(l.failures, 0), l.failing_since, l.error
     from pgqueue._maintenance_steps() s
-    left join lateral (
-        select m.* from pgqueue.maintenance_steps m where m.step = s.step order by m.n desc limit 1
-    ) l on true
+    left join lateral (select m.* from pgqueue.maintenance_steps m where m.step = s.step order by m.n desc limit 1) l on true
     order by s.number
 $$;

@@ -13,22 +13,19 @@
 create or replace function pgqueue._partitions()
 returns table (relation regclass, parent regclass, lower timestamptz, upper timestamptz, is_pending boolean)
 language sql stable parallel safe
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
+set timezone = 'UTC' set datestyle = 'ISO, YMD'
 as $$
     select
         c.oid::regclass, i.inhparent::regclass,
         case when b.bounds[1] = 'MINVALUE' then '-infinity' else trim(b.bounds[1], '''')::timestamptz end,
-        case when b.bounds[2] = 'MAXVALUE' then 'infinity' else trim(b.bounds[2], '''')::timestamptz end,
-        i.inhdetachpending
+        case when b.bounds[2] = 'MAXVALUE' then 'infinity' else trim(b.bounds[2], '''')::timestamptz end, i.inhdetachpending
     from pg_inherits i
     join pg_class c on c.oid = i.inhrelid
     cross join lateral (
         -- A default partition has none.
         select regexp_match(pg_get_expr(c.relpartbound, c.oid), e'FROM \\((.*)\\) TO \\((.*)\\)') as bounds
     ) b
-    where i.inhparent in ('pgqueue.history_days'::regclass, 'pgqueue.history_months'::regclass)
-        and b.bounds is not null
+    where i.inhparent in ('pgqueue.history_days'::regclass, 'pgqueue.history_months'::regclass) and b.bounds is not null
 $$;
 
 -- The days and months, from today for p_days days and p_months months, that no partition covers.
@@ -107,10 +104,7 @@ create or replace function pgqueue._fill_gap(p_parent text, p_name text, p_lower
 returns text
 language plpgsql
 -- Rows of history are updated and deleted, which not every access method can.
-set default_table_access_method = 'heap'
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
-set lock_timeout = '50ms'
+set default_table_access_method = 'heap' set timezone = 'UTC' set datestyle = 'ISO, YMD' set lock_timeout = '50ms'
 as $$
 declare
     v_name text := p_name;

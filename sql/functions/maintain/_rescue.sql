@@ -1,13 +1,12 @@
 -- Rescue: takes back lapsed leases, cancels expired jobs, and brings forward jobs that a step back of the clock left for later.
 --
 -- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED: a row that another session has locked counts as held. A
--- lease that extend promised while its row was locked is written into the row here: see extend.
--- A lease that could not be extended because of an outage gets a grace period of one length, once for each reservation:
--- taking all leases back at once after an outage would run every job in flight twice. It could not be extended if
--- maintenance had a gap of more than 8 s that left it with less than half of its length: a live worker extends at a third,
--- and reconnects within another. A lease that began in the last 8 s of the gap shows that the gap was over: its worker
--- reserved before it ran maintenance.
--- If a worker is gone, each job that it had reported as started counts one crash (see _put_back).
+-- lease that extend promised while its row was locked is written into the row here: see extend. A lease that could not be
+-- extended because of an outage gets a grace period of one length, once for each reservation: taking all leases back at once
+-- after an outage would run every job in flight twice. It could not be extended if maintenance had a gap of more than 8 s that
+-- left it with less than half of its length: a live worker extends at a third, and reconnects within another. A lease that
+-- began in the last 8 s of the gap shows that the gap was over: its worker reserved before it ran maintenance. If a worker is
+-- gone, each job that it had reported as started counts one crash (see _put_back).
 
 -- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap that ended at p_gap_at (null: look it up).
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
@@ -67,8 +66,7 @@ begin
     select array_agg(w.id) into v_lapsed_ids from unnest(v_lapsed_ids) w (id) where w.id not in (select k.id from kept k);
 
     select
-        array_agg(l.id) filter (where not l.spared),
-        array_agg(l.id) filter (where l.spared),
+        array_agg(l.id) filter (where not l.spared), array_agg(l.id) filter (where l.spared),
         array_agg(l.id) filter (
             where not l.spared and l.started
                 and (select b.at < l.heard_at from pgqueue._last_heartbeat(l.reserved_by) b) is not false
@@ -76,8 +74,7 @@ begin
     into v_lapsed_ids, v_spared_ids, v_crashed_ids
     from (
         select
-            j.id, j.reserved_by,
-            j.started is not distinct from j.reservation as started,
+            j.id, j.reserved_by, j.started is not distinct from j.reservation as started,
             -- A live worker sends a heartbeat about as often as it extends, every third of a lease.
             j.lease_expires_at - j.lease / 2 as heard_at,
             (
@@ -146,8 +143,7 @@ begin
     with long as materialized (
         select j.ctid as place
         from pgqueue.jobs j
-        where j.state = 'executing' and j.lease_expires_at > v_now
-            and j.lease_expires_at > pgqueue._after(v_now, j.lease)
+        where j.state = 'executing' and j.lease_expires_at > v_now and j.lease_expires_at > pgqueue._after(v_now, j.lease)
         order by j.lease_expires_at desc
         limit p_limit
         for update skip locked

@@ -67,18 +67,22 @@ begin
     whole as (
         select w.*
         from pgqueue._count_queues(p_now, 2147483647, array(
-            select c.queue
-            from bounded c
-            left join before s on s.queue = c.queue
-            where c.is_cut and not c.is_kept
-                and (
-                    s.is_known is not true
-                    -- 1,000,000 jobs once a minute, 10,000,000 in ten.
-                    or s.counted_at <= p_now - least((select sum(x.jobs) from before x where x.is_known) * interval '60 us', '9 min')
-                )
-            -- One that has become large has no count of before.
-            order by case when s.is_known then s.counted_at end nulls first, c.queue
-            limit ceil((select count(*) from bounded x where x.is_cut and not x.is_kept) / 60.0)
+            select t.queue
+            from (
+                select
+                    c.queue, c.is_ready_cut, count(*) over (partition by c.is_ready_cut) as of_all,
+                    -- One that has become large has no count of before.
+                    row_number() over (partition by c.is_ready_cut order by s.counted_at nulls first, c.queue) as place,
+                    coalesce(s.counted_at, case when not c.is_ready_cut then max(s.counted_at) over (partition by c.is_ready_cut) end) as counted_at
+                from bounded c
+                left join before s on s.queue = c.queue and s.is_known
+                where c.is_cut and not c.is_kept
+            ) t
+            -- Where the bound that queues share is reached, one scan counts all that are cut by it alone.
+            where (not t.is_ready_cut or t.place <= ceil(t.of_all / 60.0)) and (t.counted_at is null or t.counted_at <= p_now - least((
+                -- 1,000,000 ready jobs once a minute, 10,000,000 in ten; 100,000 that are blocked or dead once a minute.
+                select sum(x.jobs) * interval '60 us' + sum(x.blocked + x.dead) * interval '500 us' from before x where x.is_known
+            ), '9 min'))
         )) w
     ),
     unknown as (
@@ -95,23 +99,17 @@ begin
     ),
     counted as (
         select
-            coalesce(c.queue, r.queue) as queue,
-            coalesce(w.waiting, o.waiting, c.waiting, 0) as waiting,
-            coalesce(w.due, o.due, c.due, 0) as due,
-            coalesce(w.scheduled, o.scheduled, c.scheduled, 0) as scheduled,
-            coalesce(w.failed, o.failed, c.failed, 0) as failed,
-            coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
-            coalesce(c.executing, 0) as executing,
-            coalesce(w.dead, b.dead, c.dead, 0) as dead,
+            coalesce(c.queue, r.queue) as queue, coalesce(w.waiting, o.waiting, c.waiting, 0) as waiting,
+            coalesce(w.due, o.due, c.due, 0) as due, coalesce(w.scheduled, o.scheduled, c.scheduled, 0) as scheduled,
+            coalesce(w.failed, o.failed, c.failed, 0) as failed, coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
+            coalesce(c.executing, 0) as executing, coalesce(w.dead, b.dead, c.dead, 0) as dead,
             case when c.is_kept then b.counted_to
                 when c.is_cut and w.queue is null and b.queue is null or sum(c.executing) over () >= 100000 then v_most end as counted_to,
             coalesce(c.is_cut, false) as is_large, coalesce(c.is_kept or c.is_ready_cut and w.queue is null, false) as is_ready_kept,
             case when c.is_kept or c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
-            c.oldest_due_at,
-            coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
+            c.oldest_due_at, coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
             coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
-            least(c.oldest_stuck_at, w.oldest_stuck_at, u.oldest_at) as oldest_stuck_at,
-            r.ended,
+            least(c.oldest_stuck_at, w.oldest_stuck_at, u.oldest_at) as oldest_stuck_at, r.ended,
             coalesce(c.is_kept, false) as is_kept
         from bounded c
         left join whole w on w.queue = c.queue
@@ -172,9 +170,11 @@ as $$
     select distinct on (s.queue) s.*
     from pgqueue.samples s
     where s.span = 10
-        -- One of each part, however long ago: maintenance may have stood still.
+        -- One of each part, however long ago: maintenance may have stood still. There were more parts while there were more lanes.
         and s.at >= (
-            select min(x.at) from (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit pgqueue._queue_parts()) x
+            select min(x.at)
+            from pgqueue._queue_parts() p (parts)
+            cross join lateral (select y.at from pgqueue.samples y where y.queue = '' and y.span = 10 order by y.at desc limit case when p.parts > 1 then 2 * p.parts else 1 end) x
         )
         and s.queue <> ''
     order by s.queue, s.at desc

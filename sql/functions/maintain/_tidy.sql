@@ -19,30 +19,21 @@ begin
             values
                 -- The newest row of each lane stays; that of a lane that was dropped for an hour, for it may come back.
                 ('heads', 'heads', $rule$
-                    exists (
-                        select from pgqueue.heads y
-                        where y.queue = x.queue and y.priority = x.priority and y.resumed = x.resumed and y.n > x.n
-                    )
+                    exists (select from pgqueue.heads y where (y.queue, y.priority, y.resumed) = (x.queue, x.priority, x.resumed) and y.n > x.n)
                     or (
                         x.queue <> '' and x.priority <= 800 and x.at < $1 - interval '1 hour'
                         and not exists (select from pgqueue.lanes a where a.queue = x.queue and a.priority = x.priority)
                     )
                     -- A lane of a tenant may be gone for ever. It is probed without a head then.
-                    or (
-                        x.priority > 800 and x.at < $1 - interval '1 hour'
-                        and pg_stat_get_dead_tuples('pgqueue.jobs'::regclass) < 100000
-                    )
+                    or (x.priority > 800 and x.at < $1 - interval '1 hour' and pg_stat_get_dead_tuples('pgqueue.jobs'::regclass) < 100000)
                 $rule$),
                 ('heads', 'horizons', $rule$ x.at not between $1 - interval '1 min' and $1 + interval '1 s' $rule$),
                 ('dedupe', 'dedupe_keys', $rule$ x.until is not null and x.until <= $1 order by x.until $rule$),
                 -- A week, so that the clock may step back by as much without an instant running again. Not while the job lives: overlap.
                 ('schedules', 'schedule_runs', $rule$
-                    x.decided_at < pgqueue._after($1, '-7 days') and (select j.id from pgqueue.jobs j where j.id = x.job_id) is null
-                    and (
-                        not exists (select from pgqueue.schedules s where s.name = x.schedule)
-                        or exists (
-                            select from pgqueue.schedule_runs y
-                            where y.schedule = x.schedule and y.n > x.n and y.rule is not null
+                    x.decided_at < pgqueue._after($1, '-7 days') and (select j.id from pgqueue.jobs j where j.id = x.job_id) is null and (
+                        not exists (select from pgqueue.schedules s where s.name = x.schedule) or exists (
+                            select from pgqueue.schedule_runs y where y.schedule = x.schedule and y.n > x.n and y.rule is not null
                         )
                     )
                 $rule$),
@@ -57,31 +48,24 @@ begin
                     and (select b.at < $1 - interval '5 min' from pgqueue._last_heartbeat(x.name) b) is not false
                 $rule$),
                 ('starts', 'turns', $rule$
-                    x.at < $1 - interval '1 hour'
-                    or exists (
-                        select from pgqueue.turns y
-                        where y.worker = x.worker and y.queue = x.queue and y.priority = x.priority and y.n > x.n
+                    x.at < $1 - interval '1 hour' or exists (
+                        select from pgqueue.turns y where (y.worker, y.queue, y.priority) = (x.worker, x.queue, x.priority) and y.n > x.n
                     )
                 $rule$),
                 ('bookings', 'lease_promises', $rule$ x.until <= $1 $rule$),
                 ('bookings', 'retry_bookings', $rule$ x.second < $1 - interval '1 min' $rule$),
                 -- The longest of the rows of one source counts.
                 ('starts', 'pauses', $rule$
-                    x.until < $1 - interval '1 min'
-                    or exists (
+                    x.until < $1 - interval '1 min' or exists (
                         select from pgqueue.pauses y
-                        where y.kind = x.kind and y.target = x.target and y.source = x.source
-                            and (y.until, y.n) > (x.until, x.n)
+                        where y.kind = x.kind and y.target = x.target and y.source = x.source and (y.until, y.n) > (x.until, x.n)
                     )
                 $rule$),
                 -- The newest opening of a breaker stays.
                 ('starts', 'breaker_ends', $rule$
-                    x.at < pgqueue._after($1, '-1 day')
-                    and (
-                        x.since is null
-                        or exists (
-                            select from pgqueue.breaker_ends y
-                            where y.kind = x.kind and y.target = x.target and y.since is not null and y.n > x.n
+                    x.at < pgqueue._after($1, '-1 day') and (
+                        x.since is null or exists (
+                            select from pgqueue.breaker_ends y where y.kind = x.kind and y.target = x.target and y.since is not null and y.n > x.n
                         )
                     )
                     order by x.at
@@ -90,25 +74,19 @@ begin
                     x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
                 $rule$),
                 -- A bucket that nothing was taken from for that long counts as full.
-                ('starts', 'limit_levels', $rule$
-                    x.at < pgqueue._after($1, '-32 days')
-                $rule$),
+                ('starts', 'limit_levels', $rule$ x.at < pgqueue._after($1, '-32 days') $rule$),
                 ('starts', 'limit_levels', $rule$
                     not x.is_spent and x.name >= 'spent:' and x.name < 'spent;' and not exists (
                         select from pgqueue.jobs j
-                        where j.id = split_part(x.name, ':', 2)::bigint and j.state = 'executing'
-                            and j.reservation = split_part(x.name, ':', 3)::bigint
+                        where j.id = split_part(x.name, ':', 2)::bigint and j.state = 'executing' and j.reservation = split_part(x.name, ':', 3)::bigint
                     )
                 $rule$),
                 -- One that has not reached all jobs that waited when it was emitted stays.
                 ('events', 'events', $rule$
-                    x.kept_until <= $1 - interval '10 min'
-                    and not exists (select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until)
-                    order by x.kept_until
+                    x.kept_until <= $1 - interval '10 min' and not exists (
+                        select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until) order by x.kept_until
                 $rule$),
-                ('maintenance', 'maintenance_runs', $rule$
-                    x.n < (select max(y.n) from pgqueue.maintenance_runs y) - 3600 order by x.n
-                $rule$),
+                ('maintenance', 'maintenance_runs', $rule$ x.n < (select max(y.n) from pgqueue.maintenance_runs y) - 3600 order by x.n $rule$),
                 ('maintenance', 'maintenance_steps', $rule$
                     exists (select from pgqueue.maintenance_steps y where y.step = x.step and y.n > x.n) order by x.n
                 $rule$),

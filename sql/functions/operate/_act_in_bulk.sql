@@ -135,8 +135,7 @@ begin
     select
         array_agg(l.id) filter (where l.state <> 'executing' and not l.is_group) as ids,
         array_agg(l.reservation) filter (where l.state <> 'executing' and not l.is_group) as reservations,
-        array_agg(l.id) filter (where l.state = 'executing') as running,
-        array_agg(l.id) filter (where l.is_group) as groups
+        array_agg(l.id) filter (where l.state = 'executing') as running, array_agg(l.id) filter (where l.is_group) as groups
     into v_live
     from wanted w
     cross join lateral (

@@ -39,7 +39,7 @@ as $$
         ),
         case
             when count(*) > 1 and w.cause = 'no_worker' and w.command not like 'select %'
-                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(w.queue_name), ' ' order by w.queue_name)
+                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(regexp_replace(w.queue_name, ',.*$', '\&,1')), ' ' order by w.queue_name)
             when count(*) > 1 and w.cause = 'paused' then string_agg(w.remedy, ' ' order by w.queue_name)
             else (array_agg(w.remedy order by w.age desc, w.queue_name))[1]
         end
@@ -89,8 +89,7 @@ as $$
         end,
         'start a worker, or let pg_cron call: select pgqueue.maintain();'
     from (select max(x.at) as at from pgqueue.maintenance_runs x) h
-    where (h.at is null or h.at < p_now - interval '1 min')
-        and exists (select from pgqueue.jobs)
+    where (h.at is null or h.at < p_now - interval '1 min') and exists (select from pgqueue.jobs)
     union all
     select f.severity, 'maintenance', l.step, f.evidence, f.remedy
     from pgqueue._last_steps() l
@@ -171,8 +170,18 @@ as $$
         select
             l.kind || ':' || l.target as name, l.kind || ' ' || pgqueue._shell_quoted(l.target) as of,
             case when l.burst is not null then 'burst' when l.rate is not null then 'rate' else 'max-cost' end as part,
-            least(coalesce(l.burst, l.rate), l.max_cost) as most, pgqueue._wanted_units(l.kind || ':' || l.target, p_now) as units
+            least(coalesce(l.burst, l.rate), l.max_cost) as most,
+            case when p.prefix is null then pgqueue._wanted_units(l.kind || ':' || l.target, p_now) else (
+                -- The dearest of the first jobs of its values.
+                select max(pgqueue._wanted_units(x.name, p_now))
+                from (
+                    select distinct y.name
+                    from (select j.blocked_on as name from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on >= p.prefix order by 1 limit 1000) y
+                ) x
+                where starts_with(x.name, p.prefix) and (select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, 11)) o) = l.target
+            ) end as units
         from pgqueue.limits l
+        cross join lateral (select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then 'limit_key:' || left(l.target, -1) end) p (prefix)
     ) w
     where w.units > w.most
     union all

@@ -22,10 +22,8 @@ as $$
             ) as evidence,
             format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
         from pg_stat_activity a
-        where coalesce(a.backend_xmin, a.backend_xid) is not null
-            and a.xact_start < p_now - interval '15 min'
-            and a.backend_type in ('client backend', 'walsender')
-            and (a.datname = current_database() or a.datname is null)
+        where coalesce(a.backend_xmin, a.backend_xid) is not null and a.xact_start < p_now - interval '15 min'
+            and a.backend_type in ('client backend', 'walsender') and (a.datname = current_database() or a.datname is null)
         union all
         select
             p_now - x.prepared, format('prepared transaction %s', x.gid),
@@ -118,7 +116,7 @@ as $$
     cross join unnest(d.setconfig) c (setting)
     left join pg_roles r on r.oid = d.setrole
     where d.setdatabase in (0, (select b.oid from pg_database b where b.datname = current_database()))
-        and c.setting = 'synchronous_commit=off'
+        and c.setting collate "C" ~* '^synchronous_commit=(off|false|no|0)$'
     union all
     select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
@@ -138,15 +136,14 @@ as $$
     select 'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
         format('alter table pgqueue.%I reset (autovacuum_enabled);', c.relname)
     from pg_class c
-    where c.relnamespace = 'pgqueue'::regnamespace and 'autovacuum_enabled=false' = any (c.reloptions)
+    where c.relnamespace = 'pgqueue'::regnamespace and exists (select from unnest(c.reloptions) o where o collate "C" ~* '^autovacuum_enabled=(f|n|of|0)')
     union all
     select
         'warning', 'autovacuum', 'jobs',
         'pgqueue.jobs has lost its autovacuum settings: it is vacuumed as rarely as any other table',
         'alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);'
     from pg_class c
-    where c.oid = 'pgqueue.jobs'::regclass
-        and not coalesce(c.reloptions, '{}') @> '{autovacuum_vacuum_scale_factor=0}'
+    where c.oid = 'pgqueue.jobs'::regclass and not coalesce(c.reloptions, '{}') @> '{autovacuum_vacuum_scale_factor=0}'
     union all
     select
         'warning', 'partitions', 'history',
@@ -241,8 +238,7 @@ as $$
         )
     from (
         select
-            c.relname as name,
-            c.relforcerowsecurity and not (o.rolsuper or o.rolbypassrls) as is_forced,
+            c.relname as name, c.relforcerowsecurity and not (o.rolsuper or o.rolbypassrls) as is_forced,
             exists (
                 select from aclexplode(c.relacl) a where a.grantee <> c.relowner and a.privilege_type = 'SELECT'
             ) as is_read_by_others

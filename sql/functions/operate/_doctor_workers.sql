@@ -5,7 +5,13 @@ returns table (severity text, topic text, subject text, evidence text, remedy te
 language sql stable rows 3
 set enable_seqscan = off
 as $$
-    with first_jobs as materialized (select f.* from pgqueue._first_jobs(null, 30, 'infinity', p_now) f where f.is_unknown or f.is_given_back)
+    with first_jobs as materialized (
+        -- 60 of a lane, and 30,000 in all where there are up to 15,000 lanes.
+        select f.*
+        from (select least(15000 / greatest(count(*), 500), 30)::integer as most from (select from pgqueue.lanes limit 15000) x) l
+        cross join lateral pgqueue._first_jobs(null, l.most, 'infinity', p_now) f
+        where f.is_unknown or f.is_given_back
+    )
     select
         'warning', case when j.is_unknown then 'unknown_task' else 'given_back' end, j.task,
         case
@@ -118,13 +124,7 @@ as $$
     -- The least within ten minutes.
     left join lateral (
         select x.at, x.memory
-        from (
-            select y.at, y.memory
-            from pgqueue.heartbeats y
-            where y.worker = m.worker
-            order by y.n desc
-            limit 500
-        ) x
+        from (select y.at, y.memory from pgqueue.heartbeats y where y.worker = m.worker order by y.n desc limit 500) x
         where x.memory is not null and x.at > p_now - interval '10 min'
         order by x.memory, x.at desc
         limit 1

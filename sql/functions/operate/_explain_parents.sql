@@ -10,13 +10,12 @@ begin
     return query
     select
         case
-            when p_job.blocked_on = '@open' then format('group %s is open; members that have not ended: %s', p_job.id, count(*))
-            else format('group %s waits for %s, the oldest %s (%s)', p_job.id, pgqueue._counted(count(*), 'member'), min(m.id),
+            when p_job.blocked_on = '@open' then format('group %s is open; members that have not ended: %s%s', p_job.id, case when count(*) = 10000 then 'at least ' end, count(*))
+            else format('group %s waits for %s%s, the oldest %s (%s)', p_job.id, case when count(*) = 10000 then 'at least ' end, pgqueue._counted(count(*), 'member'), min(m.id),
                 (array_agg(m.state order by m.id))[1])
         end,
         min(m.id)
-    from pgqueue.jobs m
-    where p_job.task = '@group' and m.group_id is not null and m.group_id = p_job.id
+    from (select x.id, x.state from pgqueue.jobs x where p_job.task = '@group' and x.group_id is not null and x.group_id = p_job.id limit 10000) m
     having p_job.task = '@group' and (p_job.blocked_on = '@open' or count(*) > 0)
     union all
     select
@@ -164,7 +163,8 @@ begin
 end
 $$;
 
--- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first.
+-- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first;
+-- where claims go round more than 64 due lanes, none of its priority.
 create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language sql stable
@@ -182,7 +182,18 @@ as $$
         select w.way, w.strategy, w.draws, w.queues, l.queue, l.priority, min(l.lane_ready_at) as first_at,
             min(min(l.lane_ready_at)) over (partition by w.way, l.queue) as first_of_queue
         from ways w
-        cross join lateral pgqueue._due_lanes(w.queues, null, p_now) l
+        left join (select r.due_lanes from pgqueue.maintenance_runs r order by r.n desc limit 1) m on true
+        cross join lateral pgqueue._due_lanes(w.queues, case when w.queues is null and m.due_lanes > 64 then array(
+            select row(p_job.queue, p_job.priority, null, null, null, null, null)::pgqueue.due_lane
+            union all
+            (
+                select row(x.queue, x.priority, null, null, null, null, null)::pgqueue.due_lane
+                from pgqueue.lanes x
+                where x.priority > p_job.priority and x.due_from <= p_now
+                    and (x.queue = p_job.queue or not (w.draws or w.strategy = 'lag'))
+                group by x.queue, x.priority order by x.priority desc, x.queue limit 64
+            )
+        ) end, p_now) l
         where not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now)
         group by w.way, w.strategy, w.draws, w.queues, l.queue, l.priority
     ),

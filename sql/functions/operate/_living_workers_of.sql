@@ -159,7 +159,8 @@ as $$
     limit 1
 $$;
 
--- The blocked jobs of a queue by the limit or the key that they wait for, up to p_most of each.
+-- The blocked jobs of a queue by the limit or the key that they wait for, up to p_most of each: of the first p_most / 25 of each
+-- limit, and 100,000 of all limits, for no index has their queue.
 create or replace function pgqueue._blocked_by(p_queue text, p_most integer)
 returns table (limit_name text, key text, jobs bigint, oldest_at timestamptz, first_id bigint)
 language sql stable rows 10
@@ -181,21 +182,25 @@ as $$
                 from pgqueue.jobs x
                 where pgqueue._holds_position(x) and x.queue = p_queue
                 -- Those that came back have entries as well.
-                limit 4 * p_most
+                limit least(4 * p_most, 20000)
             ) j
             where j.state = 'blocked' and j.blocked_on is null
             limit p_most
         )
         union all
         (
-            select l.blocked_on, null, j.ready_at, j.id
-            from (select x.blocked_on from limits x where x.blocked_on > '@zzz' limit least(p_most, 500)) l
-            cross join lateral (
-                select x.ready_at, x.id, x.queue
-                from pgqueue.jobs x
-                where x.state = 'blocked' and x.blocked_on = l.blocked_on
-                order by x.priority desc, x.ready_at, x.id
-                limit p_most / 25
+            select j.blocked_on, null, j.ready_at, j.id
+            from (
+                select y.*
+                from (select x.blocked_on from limits x where x.blocked_on > '@zzz' limit least(p_most, 500)) l
+                cross join lateral (
+                    select x.blocked_on, x.ready_at, x.id, x.queue
+                    from pgqueue.jobs x
+                    where x.state = 'blocked' and x.blocked_on = l.blocked_on
+                    order by x.priority desc, x.ready_at, x.id
+                    limit p_most / 25
+                ) y
+                limit 100000
             ) j
             where j.queue = p_queue
             limit p_most

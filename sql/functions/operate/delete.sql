@@ -1,8 +1,7 @@
 -- delete: removes a job that is not executing, with its traces. For an executing one see cancel.
 --
--- Locks the job's row; waits for another lock at most 5 s (55P03).
--- _delete_jobs is the other way out of jobs, beside _finish: it frees the job's position in its key and its dedupe
--- key, and settles the jobs that depend on it.
+-- Locks the job's row; waits for another lock at most 5 s (55P03). _delete_jobs is the other way out of jobs, beside _finish:
+-- it frees the job's position in its key and its dedupe key, and settles the jobs that depend on it.
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
@@ -44,8 +43,7 @@ begin
         returning j.id, j.task, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers, j.retention
     )
     select
-        coalesce(array_agg(g.id), '{}') as ids,
-        array_agg(g.id) filter (where r.keep_for <= '0') as unkept,
+        coalesce(array_agg(g.id), '{}') as ids, array_agg(g.id) filter (where r.keep_for <= '0') as unkept,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children,
         array_agg(row(g.id, g.task, g.queue, g.key, null, null, g.group_id, g.followers, g.has_steps, null)::pgqueue.ended_job)

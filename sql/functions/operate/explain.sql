@@ -128,8 +128,7 @@ begin
         select
             'turn',
             concat(
-                pgqueue._jobs_ahead(v_job, v_now),
-                '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
+                pgqueue._jobs_ahead(v_job, v_now), '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
                 '; ' || (
                     select w.evidence
                     from pgqueue.why_late(v_job.queue) w

@@ -15,12 +15,13 @@ declare
 begin
     return query
     with numbers as materialized (select pgqueue.stats(recent => null) as document),
-    -- Where there are thousands of queues, those with the most jobs.
+    -- Where there are thousands of queues, those that are late, and those with the most jobs.
     queues as (
-        select q.queue ->> 'queue' as name, q.queue
+        select q.queue ->> 'queue' as name, q.queue, case when l.lag >= 30 or l.stuck_for >= 300 then greatest(l.lag, l.stuck_for) end as late
         from numbers n
         cross join jsonb_array_elements(n.document -> 'queues') q (queue)
-        order by (q.queue ->> 'length')::bigint + (q.queue ->> 'executing')::bigint desc, q.queue ->> 'queue'
+        cross join jsonb_to_record(q.queue) l (lag float8, stuck_for float8)
+        order by (l.lag >= 30 or l.stuck_for >= 300) desc, (q.queue ->> 'length')::bigint + (q.queue ->> 'executing')::bigint desc, q.queue ->> 'queue'
         limit 500
     ),
     living as materialized (select w.* from pgqueue._living_workers_of(null, v_now) w)
@@ -46,9 +47,9 @@ begin
             ('queue_counted_age_seconds', '{}', extract(epoch from v_now - (q.queue ->> 'counted_at')::timestamptz)::float8),
             ('queue_counted_to', '{}', (q.queue ->> 'counted_to')::float8),
             ('queue_stuck_seconds', '{}', (q.queue ->> 'stuck_for')::double precision),
-            -- Jobs of a paused task or limit_key are neither due nor stuck.
-            ('queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, 'on_time')), greatest(
-                w.lag, w.stuck_for, case when w.cause = 'paused' and w.subject <> w.queue_name then extract(epoch from v_now - w.since) end, 0
+            -- Jobs of a paused task or limit_key are neither due nor stuck. why_late() names a hundred.
+            ('queue_late_seconds', jsonb_build_object('cause', coalesce(w.cause, case when q.late > 0 then 'unknown' end, 'on_time')), greatest(
+                w.lag, w.stuck_for, case when w.cause is null then q.late end, case when w.cause = 'paused' and w.subject <> w.queue_name then extract(epoch from v_now - w.since) end, 0
             )),
             ('queue_oldest_attempt_seconds', '{}', coalesce(e.seconds, 0)),
             ('queue_paused', '{}', (q.queue ->> 'paused_at' is not null)::integer::double precision),
@@ -124,9 +125,9 @@ begin
                     select a.xact_start as since
                     from pg_stat_activity a
                     where coalesce(a.backend_xmin, a.backend_xid) is not null and a.pid <> pg_backend_pid()
-                        and a.backend_type in ('client backend', 'walsender')
+                        and a.backend_type in ('client backend', 'walsender') and (a.datname = current_database() or a.datname is null)
                     union all
-                    select p.prepared from pg_prepared_xacts p
+                    select p.prepared from pg_prepared_xacts p where p.database = current_database()
                 ) o
             ))
     ) x (name, value)

@@ -9,8 +9,7 @@
 
 create or replace function pgqueue.outcome(job_id bigint)
 returns table (
-    state text, result jsonb, errors jsonb, attempts integer, finished_at timestamptz, progress jsonb,
-    uncommitted boolean
+    state text, result jsonb, errors jsonb, attempts integer, finished_at timestamptz, progress jsonb, uncommitted boolean
 )
 language plpgsql stable security definer rows 1
 set search_path = pg_catalog, pg_temp

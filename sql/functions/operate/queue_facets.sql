@@ -45,5 +45,5 @@ $$;
 
 comment on function pgqueue.queue_facets(text, integer, integer) is
     'What fills a queue, or all: of its first max_jobs due jobs the most frequent values of task, tenant (limit_key), key, tag and enqueued_by, and how many they are (due); '
-    'wait: how many of them wait how long, by the buckets of samples.ended, from 0 on; of the blocked jobs of one queue the keys (blocked_key) and the limits (blocked_limit) that they wait for. '
+    'wait: how many of them wait how long, by the buckets of samples.ended, from 0 on; of the blocked jobs of one queue the keys (blocked_key) and the limits (blocked_limit) that they wait for, among the first 200 jobs of each limit. '
     'select facet, value, jobs from pgqueue.queue_facets(''mail''); [reader]';

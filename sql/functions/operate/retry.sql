@@ -57,8 +57,7 @@ begin
         with due as (
             update pgqueue.jobs j
             set
-                ready_at = v_now,
-                resumed = true,
+                ready_at = v_now, resumed = true,
                 run_at = case when j.reservation = 0 then least(j.run_at, v_now) else j.run_at end,
                 expires_at = case when j.state = 'failed' then null else j.expires_at end,
                 crashed_on = case when not p_anew then j.crashed_on end
@@ -104,22 +103,18 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, blocked_on, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                lane_key, dedupe, timeout, enqueued_by,
-                depends_on, run_if, group_id, has_steps, cost
+                lane_key, dedupe, timeout, enqueued_by, depends_on, run_if, group_id, has_steps, cost
             )
             overriding system value
             select
                 g.id, g.reservation, case when d.is_due then least(g.run_at, v_now) else g.run_at end,
-                case when d.is_due then v_now else g.run_at end,
-                g.created_at, g.reserved_at, g.retention,
+                case when d.is_due then v_now else g.run_at end, g.created_at, g.reserved_at, g.retention,
                 case when d.is_group then 'blocked'::pgqueue.job_state else 'waiting'::pgqueue.job_state end,
                 case when d.is_group then '@group' end, g.max_attempts, g.losses,
                 g.priority, d.is_due and not d.is_group, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
-                pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
-                g.score, g.limit_key,
+                pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry, g.score, g.limit_key,
                 case when g.limit_key is not null then pgqueue._lane_key(g.queue, g.limit_key) end,
-                g.dedupe, g.timeout, g.enqueued_by,
-                g.depends_on, g.run_if, g.group_id,
+                g.dedupe, g.timeout, g.enqueued_by, g.depends_on, g.run_if, g.group_id,
                 case when g.steps is not null then true end, g.cost
             from gone g
             -- A job that was to run at once is due, also where the clock has stepped back since its enqueue.

@@ -1,13 +1,12 @@
 -- set_retry_function: a function of the user decides when jobs of a task run again. For the schema's owner alone.
 --
--- fail() runs with its owner's rights, and calls the function. A function that another role may replace would give that
--- role those rights. So it must belong to a role that has them anyway, in a schema of such a role (which could drop it and
--- create another in its place): then it never has more rights than its own owner. It must pin its search_path with pg_temp
--- at the end, so that a caller of fail() cannot substitute its own table. A security definer function of another role
--- is refused as well: that role could remove the attribute between the check and the call.
--- The name is stored as text and all of this is checked again at each call, for functions can be replaced.
--- Not security definer, granted to no kind of role, and no grant covers the column: an operator cannot set it, nor can a
--- worker declare it. Locks the task's row.
+-- fail() runs with its owner's rights, and calls the function. A function that another role may replace would give that role
+-- those rights. So it must belong to a role that has them anyway, in a schema of such a role (which could drop it and create
+-- another in its place): then it never has more rights than its own owner. It must pin its search_path with pg_temp at the end,
+-- so that a caller of fail() cannot substitute its own table. A security definer function of another role is refused as well:
+-- that role could remove the attribute between the check and the call. The name is stored as text and all of this is checked
+-- again at each call, for functions can be replaced. Not security definer, granted to no kind of role, and no grant covers the
+-- column: an operator cannot set it, nor can a worker declare it. Locks the task's row.
 
 create or replace function pgqueue.set_retry_function(task text, function text)
 returns void

@@ -41,7 +41,10 @@ begin
                         'limit', coalesce(c.blocked_by_limit, 0), 'parents', coalesce(c.blocked_by_parents, 0)
                     )
             end as blocked_by,
-            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at, c.ready_counted_at,
+            coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
+            -- Among thousands of queues, its part has not had its turn since its first job.
+            case when c.queue is not null or not exists (select from pgqueue.lanes x where x.queue = n.queue) then c.ready_counted_at
+                else (select case when max(x.at) > min(x.at) then min(x.at) end from pgqueue._last_samples() x where v_is_sample) end as ready_counted_at,
             coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
             case when q.since is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
             q.since as paused_at
@@ -82,8 +85,7 @@ begin
         ),
         'schedules', (
             select jsonb_build_object(
-                'count', count(*),
-                'paused', count(s.paused_at),
+                'count', count(*), 'paused', count(s.paused_at),
                 'lag', coalesce(round(extract(epoch from v_now - min(s.next_at) filter (where s.next_at <= v_now)), 3), 0),
                 'failures', coalesce(jsonb_object_agg(s.name, s.error) filter (where s.error is not null), '{}')
             )

@@ -66,6 +66,7 @@ declare
     v_sample pgqueue.samples;
     v_due bigint;
     v_late bigint;
+    v_most integer;
     v_blocked record;
     v_unserved record;
     v_is_served boolean := exists (select from pgqueue._living_workers_of(p_queue, p_now));
@@ -76,21 +77,30 @@ begin
     select s.* into v_sample from pgqueue._last_samples() s where s.queue = p_queue and pgqueue._is_sampled(p_now);
     v_due := case when v_first.id is not null
         then greatest(coalesce(v_sample.due, (select count(*) from pgqueue._ready_jobs(p_queue, 10000, p_now))), 1) else 0 end;
-    -- Those that wait for a limit or for a job of their key, and the limit for which most of them wait; null: a key.
-    select
-        coalesce(sum(b.jobs) + greatest(v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0) - sum(b.jobs), 0), 0)::bigint as jobs,
-        min(b.oldest_at) as oldest_at,
-        min(b.oldest_at) filter (where not exists (
-            select from pgqueue.pauses p where p.source = 'operator' and p.until > p_now and b.limit_name = 'pause:' || p.kind || ':' || p.target
-        )) as stuck_at,
-        (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1] as limit_name,
-        (array_agg(b.first_id order by b.jobs desc, b.first_id))[1] as job_id
-    into v_blocked
-    from pgqueue._blocked_by(p_queue, case
-        when v_sample.n is null then 5000
-        when v_sample.blocked > coalesce(v_sample.blocked_by_parents, 0) then 500
-        else 0
-    end) b;
+    -- Those that wait for a limit or for a job of their key, and the limit for which most of them wait; null: a key. They may stand
+    -- behind many of other queues: then more are read, and at last the sample says that there are some.
+    foreach v_most in array array[
+        case when v_sample.n is null then 5000 when v_sample.blocked > coalesce(v_sample.blocked_by_parents, 0) then 500 else 0 end, 250000
+    ] loop
+        select
+            coalesce(sum(b.jobs) + greatest(v_sample.blocked - coalesce(v_sample.blocked_by_parents, 0) - sum(b.jobs), 0), 0)::bigint as jobs,
+            min(b.oldest_at) as oldest_at,
+            min(b.oldest_at) filter (where not exists (
+                select from pgqueue.pauses p where p.source = 'operator' and p.until > p_now and b.limit_name = 'pause:' || p.kind || ':' || p.target
+            )) as stuck_at,
+            (array_agg(b.limit_name order by b.jobs desc, b.first_id))[1] as limit_name,
+            (array_agg(b.first_id order by b.jobs desc, b.first_id))[1] as job_id, count(b.limit_name) as limits
+        into v_blocked
+        from pgqueue._blocked_by(p_queue, v_most) b;
+        exit when v_blocked.limits > 0 or coalesce(v_sample.blocked_by_limit, (v_first.id is null)::integer) = 0;
+    end loop;
+    if v_blocked.jobs = 0 and v_sample.blocked_by_limit > 0
+        and exists (select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on > '@zzz' offset 10000)
+    then
+        v_blocked.jobs := v_sample.blocked_by_limit;
+        v_blocked.oldest_at := v_sample.oldest_stuck_at;
+        v_blocked.stuck_at := v_sample.oldest_stuck_at;
+    end if;
     -- The first jobs of each lane whose task no worker knows, or no living one has.
     select
         count(*) as jobs, max(f.of_jobs) as of_jobs, min(f.task) as task, min(f.id) as job_id, max(f.reserved_by) as worker,
@@ -137,12 +147,16 @@ begin
         select l.cause, l.subject, l.evidence, l.remedy, since
         from pgqueue._late_by_rule(v_held, v_blocked.limit_name, v_late, v_is_served, p_now) l
         union all
+        select 'limit', p_queue, format('the queue has %s blocked, behind 10,000 and more of other queues that wait for the same limits',
+            pgqueue._counted(v_blocked.jobs)), 'pgqueue limits list', since
+        where v_blocked.jobs > v_late and v_blocked.job_id is null
+        union all
         select
             'no_worker', p_queue,
             format('the queue has %s %s since %s, and no living worker claims from it%s', pgqueue._counted(coalesce(nullif(v_due, 0), v_blocked.jobs)),
                 case when v_due > 0 then 'due' else 'blocked' end, coalesce(v_first.ready_at, v_blocked.oldest_at),
                 '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
-            coalesce('select pgqueue.resume_worker(' || quote_literal(q.worker) || ');', 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)),
+            coalesce('select pgqueue.resume_worker(' || quote_literal(q.worker) || ');', 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(regexp_replace(p_queue, ',.*$', '\&,1'))),
             since
         from (
             select min(w.worker) as worker
@@ -252,7 +266,7 @@ as $$
     select
         'starved', p_first.queue, 'its workers serve first: ' || a.lanes,
         format('select pgqueue.configure_queue(%L, weight => 10); or a separate worker: pgqueue worker -r MODULE --queue %s',
-            p_first.queue, pgqueue._shell_quoted(p_first.queue)),
+            p_first.queue, pgqueue._shell_quoted(regexp_replace(p_first.queue, ',.*$', '\&,1'))),
         null
     from pgqueue._lanes_ahead(p_first, p_now) a (lanes)
     where a.lanes is not null
@@ -299,7 +313,7 @@ as $$
         ),
         case
             when r.is_idle then 'see what these workers do: pgqueue workers list, and their logs'
-            else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue)
+            else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(regexp_replace(p_first.queue, ',.*$', '\&,1'))
         end,
         null
     from slots s

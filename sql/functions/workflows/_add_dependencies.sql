@@ -182,8 +182,7 @@ begin
     )
     select
         array_agg(c.id order by c.id) filter (where c.verdict = 'run' and not c.is_group) as run,
-        array_agg(c.id) filter (where c.verdict = 'wait') as wait,
-        array_agg(c.id) filter (where c.verdict = 'held') as held,
+        array_agg(c.id) filter (where c.verdict = 'wait') as wait, array_agg(c.id) filter (where c.verdict = 'held') as held,
         array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as cancel,
         array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as reservations,
         array_agg(c.error order by c.id) filter (where c.verdict = 'cancel' and not c.is_group) as errors,
@@ -223,9 +222,7 @@ begin
         with released as (
             update pgqueue.jobs j
             set
-                state = pgqueue._state_again(j.errors, j.attempts),
-                blocked_on = null,
-                resumed = j.run_at <= v_now,
+                state = pgqueue._state_again(j.errors, j.attempts), blocked_on = null, resumed = j.run_at <= v_now,
                 ready_at = case
                     when j.run_at > v_now then greatest(j.run_at, pgqueue._ready_at(null))
                     else v_now + (w.n - 1) * interval '1 us'

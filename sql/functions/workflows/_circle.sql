@@ -138,8 +138,7 @@ begin
         from unnest(p_children) w (id)
         cross join lateral (
             select
-                x.id, x.group_id,
-                coalesce(x.key is not null and x.blocked_on = '@jobs', false)
+                x.id, x.group_id, coalesce(x.key is not null and x.blocked_on = '@jobs', false)
                 or exists (select from pgqueue.dependencies y where y.parent = x.id and y.ended is null) as is_waited_for
             from pgqueue.jobs x
             where x.id = w.id and x.state = 'blocked'
@@ -167,8 +166,7 @@ begin
     -- walk for each of them, and for each group.
     for v_group in
         select
-            j.suspended, j.group_id, array_agg(distinct j.id order by j.id desc) as ids,
-            array_agg(distinct d.parent) as parents
+            j.suspended, j.group_id, array_agg(distinct j.id order by j.id desc) as ids, array_agg(distinct d.parent) as parents
         from unnest(v_around) w (id)
         cross join lateral (
             select x.id, x.group_id, case when x.blocked_on = '@jobs' then x.id end as suspended

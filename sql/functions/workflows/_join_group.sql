@@ -50,8 +50,7 @@ as $$
 begin
     update pgqueue.jobs j
     set
-        blocked_on = '@group',
-        cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock()),
+        blocked_on = '@group', cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock()),
         errors = case
             when p_error is not null then pgqueue._with_error(j.errors, p_error, j.attempts, null, pgqueue._clock(), null, null)
             else pgqueue._attempts_errors(j.errors, j.state, j.task)

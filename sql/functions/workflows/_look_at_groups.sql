@@ -1,12 +1,11 @@
 -- Groups: jobs that are awaited together. A group is a job without a handler; its members are the jobs with its group_id.
 --
--- The group is blocked on '@open' until close_group, then on '@group'. It ends when it is closed, the jobs that it depends
--- on allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set.
--- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a handful;
--- the one of the member that commits last is read when all have committed. A cancel or delete of a waiting member always
--- leaves one: the members that it saw waiting may end at the same time. While another session has locked a member that executes,
--- the note is kept: it may be ending, and may have seen members that waited then. One that is not locked leaves a note when it
--- ends.
+-- The group is blocked on '@open' until close_group, then on '@group'. It ends when it is closed, the jobs that it depends on
+-- allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set. A
+-- member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a handful; the one
+-- of the member that commits last is read when all have committed. A cancel or delete of a waiting member always leaves one:
+-- the members that it saw waiting may end at the same time. While another session has locked a member that executes, the note
+-- is kept: it may be ending, and may have seen members that waited then. One that is not locked leaves a note when it ends.
 -- Joining locks the group's row (KEY SHARE, until the producer commits), and close_group waits for that; afterwards only a
 -- member adds others, and locks its own row, which keeps the group from ending.
 
@@ -88,8 +87,7 @@ begin
             continue;
         end if;
         v_verdict := pgqueue._decide_child(
-            v_group.run_if,
-            exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is null),
+            v_group.run_if, exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is null),
             exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is not null)
         );
         if v_group.is_cancelled or v_verdict = 'run' then
@@ -130,8 +128,7 @@ as $$
 begin
     return (
         select jsonb_build_object(
-            'succeeded', count(*) filter (where h.state = 'succeeded'),
-            'dead', count(*) filter (where h.state = 'dead'),
+            'succeeded', count(*) filter (where h.state = 'succeeded'), 'dead', count(*) filter (where h.state = 'dead'),
             'cancelled', count(*) filter (where h.state = 'cancelled')
         )
         from pgqueue.history h
@@ -188,15 +185,13 @@ begin
     end if;
     foreach v_state in array '{executing,failed,blocked,waiting}'::pgqueue.job_state[] loop
         select
-            array_agg(l.id) filter (where l.task <> '@group'),
-            array_agg(l.reservation) filter (where l.task <> '@group'),
+            array_agg(l.id) filter (where l.task <> '@group'), array_agg(l.reservation) filter (where l.task <> '@group'),
             array_agg(l.id) filter (where l.task = '@group')
         into v_ids, v_reservations, v_groups
         from (
             select j.id, j.reservation, j.task
             from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
-                and j.cancel_requested_at is null
+            where j.group_id is not null and j.group_id = p_group_id and j.state = v_state and j.cancel_requested_at is null
             order by j.id
             limit v_left
             for update skip locked

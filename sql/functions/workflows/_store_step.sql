@@ -133,8 +133,7 @@ begin
         )
     );
     perform pgqueue._leave_notes(
-        'steps',
-        array(select h.id from pgqueue.history h where h.id = any (p_job_ids) and h.id <> all (v_ended)),
+        'steps', array(select h.id from pgqueue.history h where h.id = any (p_job_ids) and h.id <> all (v_ended)),
         interval '1 s'
     );
 end

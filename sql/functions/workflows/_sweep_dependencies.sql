@@ -59,8 +59,7 @@ begin
     select
         (select array[s.child::text, s.parent::text] from slice s order by s.child desc, s.parent desc limit 1) as cursor,
         array_agg(distinct s.child) filter (where s.is_left) as left_behind,
-        array_agg(s.row_ctid) filter (where s.is_over) as ctids,
-        array_agg(s.row_xmin::text) filter (where s.is_over) as xmins,
+        array_agg(s.row_ctid) filter (where s.is_over) as ctids, array_agg(s.row_xmin::text) filter (where s.is_over) as xmins,
         array_agg(distinct s.child) filter (where s.holds_key) as holders,
         array_agg(distinct s.waiting_group) filter (where s.waiting_group is not null) as waiting_groups
     into v_found

@@ -43,10 +43,15 @@ begin
                 union
                 (
                     select j.id
-                    from pgqueue.jobs j
-                    where groups.group_id is null and j.state = 'blocked' and j.blocked_on is not null
-                        and j.blocked_on in ('@open', '@group') and j.id < coalesce(groups.before, 9223372036854775807)
-                    limit 10000
+                    from (values ('@open'), ('@group')) b (blocked_on)
+                    cross join lateral (
+                        select x.id
+                        from pgqueue.jobs x
+                        where groups.group_id is null and x.state = 'blocked' and x.blocked_on = b.blocked_on and (groups.before is null or x.id < groups.before)
+                        -- Backwards, so that the newest are among them.
+                        order by x.blocked_on desc, x.priority, x.ready_at desc, x.id desc
+                        limit 10000
+                    ) j
                 )
             ) l
             order by l.id desc

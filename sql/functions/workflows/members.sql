@@ -17,8 +17,7 @@ begin
     select a.id, a.task, a.state::text, a.queue, a.attempts, a.errors -> -1
     from pgqueue.all_jobs a
     where a.group_id is not null and a.group_id = members.group_id
-        and (members.state is null or a.state = members.state::pgqueue.job_state)
-        and a.id > members.after
+        and (members.state is null or a.state = members.state::pgqueue.job_state) and a.id > members.after
     order by a.id
     limit members.max;
 end
