@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import psycopg
-from jinja2 import Environment
+from jinja2 import Environment, UndefinedError
 from psycopg_pool import PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -219,4 +219,6 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
         return 500, "The database refused this", " ".join(error.message.split()), error.hint or ""
     if isinstance(error, psycopg.Error):
         return 500, "The database refused this", one_line(error), ""
+    if isinstance(error, UndefinedError):
+        return 500, "This page cannot be shown", one_line(error), "The log of the pages has the traceback."
     raise error

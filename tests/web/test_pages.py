@@ -13,9 +13,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Mount
 
-from pgqueue.web import actions, render
+from pgqueue.web import actions, app, render
+from pgqueue.web.context import Context
 from pgqueue.web.cron_words import in_words
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, state, value
 from tests.databases import Database
@@ -422,6 +424,19 @@ def test_a_page_says_that_the_database_is_away(serve: Serve, ask: Ask) -> None:
     answer = ask("GET", "/", at=address)
     assert answer.status_code == 503
     assert "cannot be reached" in answer.text
+
+
+def test_a_page_that_lacks_a_value_is_a_problem_with_its_traceback_in_the_log(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lacking(context: Context) -> Response:
+        return context.page("queues.html")
+
+    monkeypatch.setitem(app._PAGES, "/queues", lacking)
+    answer = ask("GET", "/queues")
+    assert answer.status_code == 500
+    assert "This page cannot be shown" in answer.text
+    assert "Traceback" in caplog.text
 
 
 def test_a_page_says_once_what_to_do_about_a_database_without_the_queue(
