@@ -411,7 +411,8 @@ def test_all_links_stay_below_a_prefix(filled: psycopg.Connection, serve: Serve,
         ("/jobs/admin/queues", {"x-forwarded-prefix": "/proxy"}, "/proxy/jobs/admin/"),
     ]:
         text = ask("GET", path, headers=headers, at=address).text
-        links = re.findall(r'(?:href|src|action)="([^"]*)"', text)
+        links = re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', text)
+        assert f'hx-get="{prefix}' in text
         assert [link for link in links if not link.startswith((prefix, "#"))] == []
     answer = ask("POST", "/jobs/admin/queue", at=address, name="mail", do="pause")
     assert answer.headers["location"].startswith("/jobs/admin/queue?")
