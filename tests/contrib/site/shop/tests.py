@@ -271,6 +271,20 @@ class EnqueueTest(TestCase):
         # In its savepoint.
         self.assertEqual(Order.objects.count(), 0)
 
+    def test_a_job_in_a_queue_that_the_settings_do_not_list_runs_and_has_a_result(self):
+        backend = {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": ["default"]}
+        finished = []
+        signals.task_finished.connect(lambda **given: finished.append(given), weak=False, dispatch_uid="t")
+        with override_settings(TASKS={"default": backend}), self.assertLogs(LOGGER, level="ERROR"):
+            result = tasks.fails_and_moves.enqueue()
+            self.assertEqual(drain(raise_errors=False).failed, 1)
+            self.assertEqual(drain("slow", raise_errors=False, scheduled=True).dead, 1)
+            signals.task_finished.disconnect(dispatch_uid="t")
+            found = task_backends["default"].get_result(result.id)
+        self.assertEqual((found.status, found.task.queue_name), (TaskResultStatus.FAILED, "slow"))
+        self.assertEqual([each.exception_class for each in found.errors], [LookupError] * 2)
+        self.assertEqual([each["task_result"].task.queue_name for each in finished], ["slow"])
+
     def test_a_discarded_one_is_failed(self):
         with self.assertLogs(LOGGER, level="ERROR"):
             result = tasks.discards.enqueue()
@@ -795,15 +809,20 @@ class ChecksTest(TestCase):
 
     def test_another_database_than_that_of_models_is_warned_of(self):
         settings = {**connections.settings, "other": {**connections.settings["default"]}}
-        backend = Backend("default", {"OPTIONS": {"database": "nowhere"}})
+        backend = Backend("default", {"QUEUES": [], "OPTIONS": {"database": "nowhere"}})
         self.assertEqual([each.id for each in backend.check()], ["pgqueue.E002"])
         connections.settings["other"] = settings["other"]
         try:
-            backend = Backend("default", {"OPTIONS": {"database": "other"}})
+            backend = Backend("default", {"QUEUES": [], "OPTIONS": {"database": "other"}})
             [warning] = backend.check()
             self.assertEqual((warning.id, warning.level), ("pgqueue.W001", checks.WARNING))
         finally:
             del connections.settings["other"]
+
+    def test_a_retry_queue_that_the_settings_do_not_list_is_warned_of(self):
+        for queues, expected in ((["default", "slow"], []), (["default"], ["pgqueue.W003"]), ([], [])):
+            found = list(Backend("default", {"QUEUES": queues}).check())
+            self.assertEqual([each.id for each in found], expected)
 
     def test_migrations_are_complete_and_migrating_twice_is_harmless(self):
         call_command("makemigrations", "pgqueue", "--check", stdout=StringIO())
