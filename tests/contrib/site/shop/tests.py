@@ -612,6 +612,21 @@ class SchedulesTest(TransactionTestCase):
 
 
 class TransactionsTest(TransactionTestCase):
+    def test_the_role_that_django_assumes_is_that_of_the_dsn(self):
+        with connection.cursor() as cursor:
+            cursor.execute('create role "odd \\ role"')
+        try:
+            settings = {**connections.settings["default"]}
+            options = {"assume_role": "odd \\ role", "options": "-c work_mem=5MB"}
+            connections.settings["assuming"] = {**settings, "OPTIONS": options}
+            with psycopg.connect(dsn_of("assuming")) as found:
+                asked = found.execute("select current_user, current_setting('work_mem')").fetchone()
+            self.assertEqual(asked, ("odd \\ role", "5MB"))
+        finally:
+            del connections["assuming"], connections.settings["assuming"]
+            with connection.cursor() as cursor:
+                cursor.execute('drop role "odd \\ role"')
+
     def test_a_job_is_committed_and_rolled_back_with_the_rest(self):
         with transaction.atomic():
             Order.objects.create(email="a@b.c")
