@@ -13,6 +13,7 @@ from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import psycopg
 from django.apps import apps
@@ -932,6 +933,50 @@ class AdminTest(TestCase):
         with connection.cursor() as cursor:
             cursor.execute("select distinct actor from pgqueue.audit")
             self.assertEqual(cursor.fetchall(), [("ada",)])
+
+    def act(self, action, *ids, **given):
+        self.user.user_permissions.add(Permission.objects.get(codename="operate"))
+        given = {"action": f"{action}_selected", "_selected_action": ids, **given}
+        return self.client.post("/admin/pgqueue/job/", given, follow=True)
+
+    def test_all_that_match_are_left_to_the_command_line(self):
+        self.assertNotContains(self.client.get("/admin/pgqueue/job/"), "Select all")
+        answer = self.act("cancel", self.job.id, select_across="1")
+        self.assertContains(answer, "pgqueue jobs cancel --where")
+        self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
+
+    def test_jobs_that_have_left_the_list_are_said_to_have(self):
+        self.assertContains(self.act("cancel", 999_999), "None of these jobs is in the list any more")
+
+    def test_what_the_queue_refuses_is_a_message(self):
+        with mock.patch("pgqueue.contrib.django.admin.drivers.run", side_effect=InvalidArgument("it is locked")):
+            self.assertContains(self.act("cancel", self.job.id), "is locked")
+        self.assertFalse(LogEntry.objects.exists())
+
+    def test_deleted_jobs_are_in_the_log_of_the_admin(self):
+        self.assertContains(self.act("delete", self.job.id), "1 deleted")
+        [entry] = LogEntry.objects.all()
+        self.assertEqual((entry.object_id, entry.change_message), (self.job.id, "delete"))
+        self.assertEqual(entry.object_repr, f"job {self.job.id} (shop.tasks.noop)")
+
+    def test_limits_of_two_kinds_with_one_target_are_listed(self):
+        with connection.cursor() as cursor:
+            for kind in ("queue", "task"):
+                cursor.execute("select pgqueue.set_limit(%s, 'mail', max_executing => 3)", [kind])
+        self.assertContains(self.client.get("/admin/pgqueue/limit/"), "mail", count=2)
+        self.assertEqual(self.client.get("/admin/pgqueue/limit/mail/change/").status_code, 302)
+
+    def test_what_is_no_id_in_before_is_ignored(self):
+        for before in ("²", "x", "1" * 30):
+            answer = self.client.get("/admin/pgqueue/job/", {"before": before})
+            self.assertContains(answer, "shop.tasks.noop")
+
+    def test_secrets_are_hidden(self):
+        job = tasks.noop.using(headers={"api_token": "geheim", "x": "seen"}).enqueue(1, user={"password": "geheim"})
+        text = self.client.get(f"/admin/pgqueue/job/{job.id}/change/").content.decode()
+        self.assertIn("•••", text)
+        self.assertIn("seen", text)
+        self.assertNotIn("geheim", text)
 
 
 class ThreadsTest(TransactionTestCase):
