@@ -22,6 +22,9 @@ REDACT = (
 # What is shown in place of a value.
 HIDDEN = "•••"
 
+# How deep a document may nest, of which a copy is shown.
+_DEEPEST = 50
+
 
 def hides(value: Any, redact: Sequence[str]) -> bool:
     """Tell whether a JSON document has a field, at any depth, whose value is not shown."""
@@ -31,6 +34,21 @@ def hides(value: Any, redact: Sequence[str]) -> bool:
         case list():
             return any(hides(each, redact) for each in value)
     return False
+
+
+def redacted(value: Any, redact: Sequence[str], deep: int = _DEEPEST) -> Any:
+    """Return a JSON document with such values hidden, and without what is nested too deep."""
+    if deep == 0:
+        return "nested too deep to show"
+    match value:
+        case dict():
+            return {
+                name: HIDDEN if is_hidden(name, redact) else redacted(each, redact, deep - 1)
+                for name, each in value.items()
+            }
+        case list():
+            return [redacted(each, redact, deep - 1) for each in value]
+    return value
 
 
 def is_hidden(name: str, redact: Sequence[str]) -> bool:

@@ -80,8 +80,13 @@ class Group:
         return self._with(task, group_id=self.id).enqueue_many(self._connection, args)
 
     def then(self, task: _TaskLike, /, *args: Any, **kwargs: Any) -> Any:
-        """Enqueue a job that runs when all members have succeeded; for another run_if give `task.using(run_if=...)`."""
-        return self._with(task, depends_on=[self.id]).enqueue(self._connection, *args, **kwargs)
+        """Enqueue a job that runs when all members have succeeded; for another run_if give `task.using(run_if=...)`.
+
+        Jobs that `task.using(depends_on=...)` names are waited for as well.
+        """
+        given = getattr(task, "options", None)
+        before = given.get("depends_on") or () if isinstance(given, dict) else ()
+        return self._with(task, depends_on=[*before, self.id]).enqueue(self._connection, *args, **kwargs)
 
     def __enter__(self) -> Group:
         opened: Any = drivers.run(self._connection, self._open)

@@ -74,10 +74,11 @@ class _Types:
             definitions: Mapping[str, Schema] = schema.get("$defs", {})
             names = {name: self._name(_camel(name), task.name, each) for name, each in definitions.items()}
             own = {name: value for name, value in schema.items() if name not in ("$defs", "$schema")}
-            for name, each in [*definitions.items(), (f"{_camel(task.name)}{suffix}", own)]:
-                known = names.get(name) or self._name(name, task.name, own)
-                if known not in {declared.name for declared in self.declared}:
-                    self.declared.append(_Declared(known, each, lambda name, names=names: names[name]))  # type: ignore[misc]
+            # A definition may have the name of the task's own type.
+            known = self._name(f"{_camel(task.name)}{suffix}", task.name, own)
+            for name, each in [*((names[name], each) for name, each in definitions.items()), (known, own)]:
+                if name not in {declared.name for declared in self.declared}:
+                    self.declared.append(_Declared(name, each, lambda name, names=names: names[name]))  # type: ignore[misc]
             found.append(known)
         return found[0], found[1]
 

@@ -84,7 +84,7 @@ def web(
             for trouble in threads.map(_trouble, found):
                 if trouble is not None:
                     output.message(f"pgqueue: {trouble}", "yellow")
-        shown = f"[{host}]" if ":" in host else host
+        shown = "localhost" if _is_wildcard(host) else f"[{host}]" if ":" in host else host
         output.message(f"The pages are at http://{shown}:{port}{prefix}/ until Ctrl-C.")
         uvicorn.run(pages, host=host, port=port, log_level="warning", server_header=False, lifespan="on")
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pgqueue import __version__
 from pgqueue._filters import WORDS, Filter, parse
-from pgqueue._redaction import HIDDEN, REDACT, hides, is_hidden
+from pgqueue._redaction import REDACT, hides, redacted
 from pgqueue.config import own_dsn
 from pgqueue.db import consume, groups, limits, observe, operate
 from pgqueue.db.call import perform
@@ -40,9 +40,8 @@ _ROWS = 100_000
 # Jobs that wait for a job, as they are listed with it.
 _CHILDREN = 100
 
-# Characters of a JSON document that are shown, and how deep it may nest.
+# Characters of a JSON document that are shown.
 _LONGEST = 50_000
-_DEEPEST = 50
 
 _DOCUMENTS = ("args", "headers", "result")
 
@@ -245,24 +244,10 @@ def _document(text: str, redact: Sequence[str]) -> Any:
     if len(text) > _LONGEST:
         return f"{len(text):,} characters of JSON: too long to show"
     try:
-        return _redacted(json.loads(text, parse_float=_finite), redact, _DEEPEST)
+        return redacted(json.loads(text, parse_float=_finite), redact)
     except (ValueError, RecursionError):
         return "a JSON document that cannot be read here"
 
 
 def _finite(text: str) -> float | str:
     return number if math.isfinite(number := float(text)) else text
-
-
-def _redacted(value: Any, redact: Sequence[str], deep: int) -> Any:
-    if deep == 0:
-        return "nested too deep to show"
-    match value:
-        case dict():
-            return {
-                name: HIDDEN if is_hidden(name, redact) else _redacted(each, redact, deep - 1)
-                for name, each in value.items()
-            }
-        case list():
-            return [_redacted(each, redact, deep - 1) for each in value]
-    return value

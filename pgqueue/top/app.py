@@ -23,13 +23,16 @@ from pgqueue._filters import ORDERS, parse
 from pgqueue.db import limits, observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
-from pgqueue.logs import how_many, one_line, printable
-from pgqueue.top.rows import COLUMNS, STATES, Row, alive_of, overview, rows_of, seconds, short
+from pgqueue.logs import one_line, printable
+from pgqueue.top.rows import COLUMNS, STATES, Row, alive_of, identity, overview, rows_of, seconds, short
 
 T = TypeVar("T")
 
 # Lines of evidence and command below the tables, of 24: five are left for rows. A command may take more.
 _REMEDY = 9
+
+# What became of one job, by how many were changed.
+_DONE = ("not changed: it is in another state, or locked", "changed")
 
 # From good to bad.
 _LEVELS = ("ok", "late", "critical")
@@ -99,6 +102,8 @@ class Top(App[None]):
         self._answers: dict[tuple[str, str], tuple[float, Any]] = {}
         # As read: a cell may be cut. With the name of the database.
         self._shown: dict[str, list[tuple[str, Row]]] = {}
+        # By tab, what was under the cursor and is listed no more, and the row where the cursor stands instead.
+        self._gone: dict[str, tuple[str, int]] = {}
 
     def compose(self) -> ComposeResult:
         yield Header()
@@ -140,6 +145,7 @@ class Top(App[None]):
             self._say(str(error))
             return
         self._line = event.value
+        self._shown.pop("jobs", None)
         self.query_one("#filter").remove_class("shown")
         self.query_one("#tabs", TabbedContent).active = "jobs"
         self._table("jobs").focus()
@@ -187,6 +193,7 @@ class Top(App[None]):
 
     def action_order(self) -> None:
         """List the jobs in the next order: newest first, due first, oldest first."""
+        self._shown.pop("jobs", None)
         self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
         only = ": waiting and failed ones" if self._order == "due" else ""
         self._say(f"jobs: {self._order} first{only}")
@@ -195,15 +202,16 @@ class Top(App[None]):
 
     def action_explain(self) -> None:
         """Say why the job under the cursor is not running."""
-        database, job_id = self._job()
-        if job_id is not None:
+        tab, database, row = self._row()
+        if tab == "jobs" and row:
+            job_id = int(row[0])
             self._do(
                 database, operate.explain(job_id), lambda found: f"job {job_id}: {found['reason']}; {found['detail']}"
             )
 
     def action_pause(self) -> None:
         """Pause the queue, schedule, worker, task or limit_key under the cursor, or resume it."""
-        tab, database, row = self._row()
+        tab, database, row = self._chosen()
         if tab == "queues" and row:
             call = limits.resume_queue(row[0]) if row[-1] else limits.pause_queue(row[0])
             self._do(database, call, lambda _: f"queue {row[0]}: {'resumed' if row[-1] else 'paused'}")
@@ -221,7 +229,7 @@ class Top(App[None]):
 
     def action_stop(self) -> None:
         """Stop the worker under the cursor; ask first."""
-        tab, database, row = self._row()
+        tab, database, row = self._chosen()
         if tab != "workers" or not row:
             return
 
@@ -234,17 +242,18 @@ class Top(App[None]):
 
     def action_act(self, action: str) -> None:
         """Act on the job under the cursor; ask first where that cannot be undone."""
-        database, job_id = self._job()
-        if job_id is None:
+        tab, database, row = self._chosen()
+        if tab != "jobs" or not row:
             return
+        job_id, task = int(row[0]), row[1]
         call = operate.bulk(action, {"job_ids": [job_id]}, 1)
 
         def act(is_sure: bool | None) -> None:
             if is_sure:
-                self._do(database, call, lambda chunk: f"{action}: {how_many(chunk.changed, 'job')} changed")
+                self._do(database, call, lambda chunk: f"{action} job {job_id}: {_DONE[chunk.changed]}")
 
-        if action in ("kill", "delete"):
-            self.push_screen(Ask(f"{action} job {job_id}?"), act)
+        if action in ("cancel", "kill", "delete"):
+            self.push_screen(Ask(f"{action} job {job_id} of {printable(task)}?"), act)
         else:
             act(True)
 
@@ -349,15 +358,25 @@ class Top(App[None]):
         # Not in the line of the answers to keys.
         self._static("numbers").update(Text("\n".join([shown, *map(printable, trouble)])))
         table = self._table(tab)
+        before, at = self._shown.get(tab, []), table.cursor_row
+        held = _about(tab, before[at]) if at < len(before) else None
         self._shown[tab] = rows
-        at = table.cursor_row
         table.clear()
         for name, row in rows:
             # Never as markup: names come from users.
             place = (name,) if len(self._dsns) > 1 else ()
             table.add_row(*(Text(short(each)) for each in (*place, *row)))
+        # What is under the cursor stays there, wherever its row is now.
+        now = [_about(tab, each) for each in rows]
+        to = now.index(held) if held in now else min(at, max(len(rows) - 1, 0))
+        gone, stood = self._gone.pop(tab, ("", at))
+        gone = gone if stood == at else ""
+        if held is not None and held not in now:
+            gone = gone or _named(tab, before[at][1])
+        if gone:
+            self._gone[tab] = gone, to
         if rows:
-            table.move_cursor(row=min(at, len(rows) - 1))
+            table.move_cursor(row=to)
 
     def _say(self, text: str) -> None:
         self._static("said").update(Text(printable(text)))
@@ -380,11 +399,27 @@ class Top(App[None]):
         if at >= len(rows):
             return tab, self._first, []
         database, row = rows[at]
-        return tab, database, ["" if each is None else str(each) for each in row]
+        # A row without a name says that there are more.
+        is_one = tab == "overview" or row[0]
+        return tab, database, ["" if each is None else str(each) for each in row] if is_one else []
 
-    def _job(self) -> tuple[str, int | None]:
+    def _chosen(self) -> tuple[str, str, list[str]]:
+        """Return the row to act on; an empty one, once, if another one is under the cursor than was chosen."""
         tab, database, row = self._row()
-        return database, int(row[0]) if tab == "jobs" and row and row[0] else None
+        gone, stood = self._gone.pop(tab, ("", -1))
+        if not gone or not row or stood != self._table(tab).cursor_row:
+            return tab, database, row
+        self._say(f"{gone} is listed no more, nothing was done; {_named(tab, row)} is under the cursor now")
+        return tab, database, []
+
+
+def _about(tab: str, of: tuple[str, Row]) -> tuple[object, ...]:
+    database, row = of
+    return (database, *identity(tab, row))
+
+
+def _named(tab: str, row: Row) -> str:
+    return f"{row[0]} {row[1]}" if tab == "limits" else f"{tab.removesuffix('s')} {row[0]}"
 
 
 def _asked(done: bool, what: str) -> str:

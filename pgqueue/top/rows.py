@@ -85,6 +85,17 @@ def rows_of(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callabl
                 yield (kind, target, None, None, None, None, paused)
 
 
+def identity(tab: str, row: Row) -> tuple[object, ...]:
+    """Return what a row is about: that of the next reading with the same is the same one."""
+    match tab:
+        case "limits":
+            return tuple(row[:2])
+        case "overview":
+            # A finding has no counts, and there may be several of one topic.
+            return (row[2], None if row[3] else row[7])
+    return tuple(row[:1])
+
+
 def overview(
     queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], findings: Sequence[dict[str, str]]
 ) -> Iterable[Row]:

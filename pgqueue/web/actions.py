@@ -5,6 +5,7 @@ and is recorded in the audit.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -164,6 +165,11 @@ def _changes(context: Context, form: Form) -> dict[str, object]:
     return given
 
 
+def _is_changed(form: Form, name: str) -> bool:
+    """Return whether a field has another value than was shown, where the form says what was."""
+    return one(form, name).strip() != one(form, f"shown_{name}").strip() or f"shown_{name}" not in form
+
+
 def _plain(text: str) -> str:
     return text.strip().replace("\r\n", "\n")
 
@@ -199,7 +205,9 @@ async def queue(context: Context) -> Response:
         case "resume":
             await change(context, limits.resume_queue(name))
         case "configure":
-            values = {key: _maybe_number(form, key) for key in ("priority", "weight")}
+            # What another operator has set since the page was read stands.
+            fields = [key for key in ("priority", "weight") if _is_changed(form, key)]
+            values = {key: _maybe_number(form, key) for key in fields}
             reset = [key for key, value in values.items() if value is None]
             await change(context, operate.configure_queue(name, values, reset))
         case "purge":
@@ -256,6 +264,8 @@ async def limit(context: Context) -> Response:
     if one(form, "do") == "set_share":
         await change(context, limits.set_share(target, _maybe_number(form, "weight")))
         return context.go("tenants", said="the share applies from the next claim on")
+    if one(form, "do") != "set":
+        raise HTTPException(400, "there is no such action")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     units, burst = _maybe_number(form, "max_cost"), _maybe_number(form, "burst")
     await change(context, limits.set_limit(kind, target, most, rate, one(form, "per") or None, units, burst))
@@ -302,6 +312,6 @@ def _maybe_number(form: Form, name: str) -> int | None:
     value = one(form, name).strip().replace(",", "")
     if not value:
         return None
-    if not value.lstrip("-").isdigit() or not value.isascii() or len(value) > 18:
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
         raise InvalidArgument(f"{name} is not a whole number", hint="leave it empty, or give digits")
     return int(value)

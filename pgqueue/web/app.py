@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from jinja2 import Environment
+from jinja2 import Environment, UndefinedError
 from psycopg_pool import PoolTimeout
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -176,6 +176,9 @@ async def _answer(handler: _Handler, context: Context) -> Response:
             await context.database.have_numbers()
         return await handler(context)
     except (HTTPException, PgQueueError, psycopg.Error, PoolTimeout) as error:
+        return context.problem(error)
+    except UndefinedError as error:
+        pages.log.exception("a page cannot be shown: %s", context.request.url.path)
         return context.problem(error)
     except (asyncio.CancelledError, OSError) as error:
         if isinstance(error, asyncio.CancelledError):

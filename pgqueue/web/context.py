@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import psycopg
-from jinja2 import Environment
+from jinja2 import Environment, UndefinedError
 from psycopg_pool import PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -165,7 +165,7 @@ class Context:
         """Answer with a page; 304 where the browser has this very one."""
         body = self._templates.get_template(template).render(
             link=partial(link, self.prefix),
-            here=self.request.url.path + (f"?{self.request.url.query}" if self.request.url.query else ""),
+            here=self._here(),
             user=self.user,
             may=self.may,
             why_not=self.why_not,
@@ -182,6 +182,11 @@ class Context:
         if status == 200 and self.request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag, "cache-control": "no-cache"})
         return HTMLResponse(body, status, {"etag": tag, "cache-control": "no-cache, private"})
+
+    def _here(self) -> str:
+        """Return the address of this page."""
+        path, line = self.request.scope.get("pgqueue.prefix", "") + self.request.url.path, self.request.url.query
+        return f"{path}?{line}" if line else path
 
     def _front(self) -> str:
         """Return the address of the page of all databases."""
@@ -219,4 +224,6 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
         return 500, "The database refused this", " ".join(error.message.split()), error.hint or ""
     if isinstance(error, psycopg.Error):
         return 500, "The database refused this", one_line(error), ""
+    if isinstance(error, UndefinedError):
+        return 500, "This page cannot be shown", one_line(error), "The log of the pages has the traceback."
     raise error

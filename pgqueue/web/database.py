@@ -49,7 +49,9 @@ class PageDatabase:
         self._dsn = source if isinstance(source, str) else ""
         self._opening = asyncio.Lock()
         self._answers: dict[object, tuple[float, Any]] = {}
-        self._asking: dict[object, asyncio.Task[Any]] = {}
+        # With the number of changes before it.
+        self._asking: dict[object, tuple[int, asyncio.Task[Any]]] = {}
+        self._changes = 0
         self._times = QueueTimes()
 
     async def close(self) -> None:
@@ -75,10 +77,14 @@ class PageDatabase:
         if found is not None and time.monotonic() < found[0] + seconds:
             answer: T = found[1]
             return answer
-        asking = self._asking.get(key)
+        changes, asking = self._asking.get(key, (self._changes, None))
+        if asking is not None and changes != self._changes:
+            # It may have read what was before the change.
+            await asyncio.wait([asking])
+            return await self.shared(key, seconds, call)
         if asking is None:
             asking = asyncio.create_task(self._ask(key, call()))
-            self._asking[key] = asking
+            self._asking[key] = changes, asking
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
         shared: T = await asyncio.shield(asking)
         return shared
@@ -117,15 +123,18 @@ class PageDatabase:
         return self._times
 
     async def _ask(self, key: object, call: Call[T]) -> T:
+        changes = self._changes
         [answer] = await self.read(call)
-        if len(self._answers) > 200:
-            self._answers.clear()
-        self._answers[key] = (time.monotonic(), answer)
+        if changes == self._changes:
+            if len(self._answers) > 200:
+                self._answers.clear()
+            self._answers[key] = (time.monotonic(), answer)
         found: T = answer
         return found
 
     def forget(self) -> None:
         """Forget the shared answers after a change, so that the next page shows it."""
+        self._changes += 1
         self._answers.clear()
 
     @asynccontextmanager

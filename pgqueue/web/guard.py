@@ -42,7 +42,7 @@ class Guard:
     def __init__(self, app: ASGIApp, authorize: Authorize, hosts: Collection[str], origin: str | None) -> None:
         self._app = app
         self._authorize = authorize
-        self._hosts = {host.lower() for host in hosts}
+        self._hosts = {_name(host) for host in hosts}
         self._origin = origin.rstrip("/").lower() if origin else None
         if self._origin:
             self._hosts.add(_name(urlsplit(self._origin).netloc))
@@ -108,4 +108,4 @@ class Guard:
 def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()

@@ -100,7 +100,9 @@ async def act_on_task(context: Context) -> Response:
     form = await context.form()
     context.require("limits")
     name = one(form, "name")
-    if one(form, "do") != "set":
+    if one(form, "do") not in ("", "set"):
+        raise HTTPException(400, "there is no such action")
+    if not one(form, "do"):
         await change(context, operate.reset_task(name, form.get("option", [])))
         return context.go("task", name=name, said="the declared options apply again")
     option, text = one(form, "option"), one(form, "value").strip()

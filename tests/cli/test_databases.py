@@ -107,6 +107,10 @@ async def test_top_acts_on_the_database_of_the_row(dsns: list[str]) -> None:
         table.move_cursor(row=7)
         job_id = int(str(table.get_row_at(7)[1]))
         await pilot.press("c")
+        await pilot.pause()
+        # It asks first.
+        await pilot.press("y")
+        await pilot.pause()
         async with asyncio.timeout(80):
             while "changed" not in str(app.query_one("#said", Static).render()):
                 await pilot.pause(0.05)

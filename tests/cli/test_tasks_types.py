@@ -136,3 +136,19 @@ def test_names_that_a_language_does_not_take_are_written_so_that_it_does() -> No
     assert '\tTaskAB = "a-b"\n\tTaskAB2 = "a.b"\n' in text
     assert '\tOddName *string `json:"odd name,omitempty"`\n\tOddName2 any `json:"odd-name,omitempty"`\n' in text
     assert '\tT2 any `json:"2,omitempty"`\n' in text
+
+
+def test_a_definition_that_has_the_name_of_a_type_of_the_task_is_told_apart() -> None:
+    def task(name: str) -> TaskTypes:
+        item = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        arguments = {
+            "type": "object", "properties": {"args": {"$ref": "#/$defs/ShipArgs"}}, "required": ["args"],
+            "$defs": {"ShipArgs": item},
+        }  # fmt: skip
+        return TaskTypes(name, arguments, {"type": "integer"})
+
+    text = typescript([task("ship")])
+    assert "export type ShipArgs = {\n  a: number;\n};" in text
+    assert "export type ShipShipArgs = {\n  args: ShipArgs;\n};" in text
+    assert '  "ship": { args: ShipShipArgs; result: ShipResult };\n' in text
+    assert "type ShipShipArgs struct {\n\tArgs ShipArgs `json:" in go([task("ship")], "t")

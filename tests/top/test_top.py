@@ -13,14 +13,14 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Label, Static
 
 from pgqueue.db import observe
 from pgqueue.db.call import Call, perform, read_column
 from pgqueue.testing import Clock
 from pgqueue.top import app as screen
 from pgqueue.top.app import Top
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, value
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, state, value
 from tests.cli.conftest import run
 from tests.databases import Database, uri
 
@@ -186,6 +186,11 @@ async def test_a_long_list_says_that_there_are_more(conn: psycopg.Connection, da
         for tab in ("workers", "schedules"):
             await show(pilot, tab)
             assert cells(pilot, tab)[-1][:2] == ["", "the first 500; there are more"]
+            # It is nothing to act on.
+            pilot.app.query_one(f"#{tab}-table", DataTable).move_cursor(row=500)
+            await pilot.press("p", "S")
+            assert not isinstance(pilot.app.screen, screen.Ask)
+    assert value(conn, "select count(*) from pgqueue.audit where via = 'pgqueue top'") == 0
 
 
 async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database) -> None:
@@ -216,6 +221,41 @@ async def test_keys_act_on_the_job_under_the_cursor(filled: psycopg.Connection, 
         await pilot.press("t")
         await until(pilot, lambda: value(filled, "select count(*) from pgqueue.jobs where id = %s", dead) == 1)
         assert value(filled, "select via from pgqueue.audit order by n desc limit 1") == "pgqueue top"
+
+
+async def test_the_job_under_the_cursor_stays_there_when_others_come_and_go(
+    conn: psycopg.Connection, database: Database
+) -> None:
+    [first, chosen, last] = enqueue_many(conn, 3, "send_email")
+    async with running(database) as pilot:
+        await show(pilot, "jobs")
+        await pilot.press("down")
+        assert cells(pilot, "jobs")[1][0] == str(chosen)
+        newer = enqueue_many(conn, 2, "other")
+        await until(pilot, lambda: len(cells(pilot, "jobs")) == 5)
+        assert pilot.app.query_one("#jobs-table", DataTable).cursor_row == 3
+        # It says which one.
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(pilot.app.screen, screen.Ask))
+        assert f"cancel job {chosen} of send_email?" in str(pilot.app.screen.query_one(Label).render())
+        await pilot.press("y")
+        await until(pilot, lambda: f"cancel job {chosen}: changed" in said(pilot))
+        assert [state(conn, each) for each in (first, last, *newer)] == ["waiting"] * 4
+
+
+async def test_a_key_does_nothing_once_the_chosen_job_is_listed_no_more(
+    conn: psycopg.Connection, database: Database
+) -> None:
+    [older, chosen] = enqueue_many(conn, 2, "later", delay="1 h")
+    async with running(database, "task:later") as pilot:
+        await show(pilot, "jobs")
+        call(conn, "delete", chosen)
+        await until(pilot, lambda: len(cells(pilot, "jobs")) == 1)
+        await pilot.press("r")
+        await until(pilot, lambda: f"job {chosen} is listed no more, nothing was done; job {older}" in said(pilot))
+        assert value(conn, "select run_at > now() from pgqueue.jobs") is True
+        await pilot.press("r")
+        await until(pilot, lambda: f"run job {older}: changed" in said(pilot))
 
 
 async def test_what_cannot_be_undone_is_asked_about(filled: psycopg.Connection, database: Database) -> None:

@@ -52,6 +52,10 @@ def test_a_database_that_cannot_be_reached_is_named_at_the_start(run: Run, datab
 def test_a_database_that_can_be_used_is_not_mentioned(run: Run) -> None:
     [line] = run("web").err.splitlines()
     assert line.startswith("The pages are at http://127.0.0.1:8081/")
+    # An address that the pages themselves know.
+    for host in ("0.0.0.0", "::"):
+        [line] = run("web", "--host", host, "--no-auth").err.splitlines()
+        assert line.startswith("The pages are at http://localhost:8081/")
 
 
 @pytest.mark.parametrize("command", [("web",), ("dev", "-r", "tasks")])

@@ -15,7 +15,7 @@ from pgqueue.db import observe
 from pgqueue.db.call import Call
 from pgqueue.testing import Clock
 from pgqueue.web.dying import behind, beside_usual, fates
-from pgqueue.web.render import brief_number, instant, pace
+from pgqueue.web.render import brief_number, fits, instant, pace
 from tests.calls import call, enqueue_many, reserve
 from tests.facts import wait_until
 from tests.web.conftest import Serve
@@ -278,3 +278,30 @@ def test_values_of_addresses_are_counted_by_host_and_those_of_texts_without_quot
     assert found.masks[0].values == [("a.example", 4, 100)]
     assert found.masks[1].values == [("no", 3, 75), ("yes", 1, 25)]
     assert [job for job, *_ in found.newest] == [7, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "line", "is_one"),
+    [
+        ("no answer", "no answer", True),
+        ("no answer", "no answer at all", False),
+        ("no <n> of <id>", "no 17 of a-1\nand a second line", True),
+        ("no <n> of <id>", "no 17 of ", False),
+        ("no <n> of <id>", "no  of a-1", False),
+        ("<n> of <n> here", "1 of 2 here", True),
+        ("<n> of <n> here", "1 of 2 there and here", True),
+        ("<n> of <n> here", "1 of 2 here or there", False),
+        ("<n><text>", "1", False),
+        ("no <n>", "no " + "1" * 300, True),
+    ],
+)
+def test_a_line_fits_a_fingerprint(fingerprint: str, line: str, is_one: bool) -> None:
+    assert fits(fingerprint, line) is is_one
+
+
+def test_a_line_of_many_masks_that_does_not_fit_is_found_at_once() -> None:
+    numbers, masks = ", ".join(map(str, range(40))), ", ".join(["<n>"] * 40)
+    begun = time.monotonic()
+    assert fits(f"missing: {masks} of", f"missing: {numbers} of")
+    assert not fits(f"missing: {masks} of batch", f"missing: {numbers} of all")
+    assert time.monotonic() - begun < 1

@@ -81,10 +81,11 @@ def test_an_old_browser_is_known_by_its_origin(serve: Serve, ask: Ask) -> None:
 
 
 def test_a_foreign_name_that_resolves_to_this_host_is_refused(serve: Serve, ask: Ask) -> None:
-    address = serve(allowed_hosts=["jobs.example.com"])
+    address = serve(allowed_hosts=["jobs.example.com", "Ops.example.com:8081", "fd00::7", "[fd00::8]:8081"])
     for host, code in [
         *(("evil.example", 421), ("evil.example:8081", 421), ("", 421), ("jobs.example.com.evil.example", 421)),
         *(("localhost:8081", 200), ("127.0.0.1", 200), ("[::1]:8081", 200), ("jobs.example.com", 200)),
+        *(("ops.example.com:8081", 200), ("[fd00::7]:8081", 200), ("[fd00::8]:8081", 200), ("[fd00::9]", 421)),
     ]:
         assert ask("GET", "/queues", at=address, headers={"host": host}).status_code == code, host
 

@@ -13,9 +13,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Mount
 
-from pgqueue.web import actions, render
+from pgqueue.web import actions, app, render
+from pgqueue.web.context import Context
 from pgqueue.web.cron_words import in_words
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, state, value
 from tests.databases import Database
@@ -243,6 +245,55 @@ def test_queues_limits_and_tasks_can_be_changed(filled: psycopg.Connection, ask:
     assert value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") is None
 
 
+def test_a_setting_that_the_operator_did_not_touch_is_left_as_another_has_set_it(
+    filled: psycopg.Connection, ask: Ask
+) -> None:
+    call(filled, "configure_queue", "mail", priority=3, weight=2)
+    text = ask("GET", "/queue?name=mail").text
+    shown = dict(re.findall(r'<input type="hidden" name="(shown_\w+)" value="([^"]*)">', text))
+    assert shown == {"shown_priority": "3", "shown_weight": "2"}
+    call(filled, "configure_queue", "mail", priority=9)
+    for given in ({"priority": "3", "weight": "7"}, {"priority": "3", "weight": "2"}):
+        assert ask("POST", "/queue", name="mail", do="configure", **given, **shown).status_code == 303
+        found = filled.execute("select priority, weight from pgqueue.queues where name = 'mail'").fetchone()
+        assert found == (9, 7)
+    ask("POST", "/queue", name="mail", do="configure", priority="", weight="2", **shown)
+    found = filled.execute("select priority, weight from pgqueue.queues where name = 'mail'").fetchone()
+    assert found == (None, 7)
+
+
+@pytest.mark.parametrize("priority", ["--5", "-", "5-", "²", "1e3", "1" * 19])
+def test_what_is_no_whole_number_is_400(filled: psycopg.Connection, ask: Ask, priority: str) -> None:
+    assert ask("POST", "/queue", name="mail", do="configure", priority=priority).status_code == 400
+
+
+@pytest.mark.parametrize("do", ["sett", "reset"])
+def test_an_unknown_action_changes_nothing(filled: psycopg.Connection, ask: Ask, do: str) -> None:
+    call(filled, "configure_task", "report", max_attempts=3)
+    assert ask("POST", "/limit", do=do, kind="queue", target="mail").status_code == 400
+    assert ask("POST", "/task", do=do, name="report", option="max_attempts").status_code == 400
+    assert value(filled, "select max_executing from pgqueue.limits where target = 'mail'") == 50
+    assert value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_executing": 5}, "It lets 5 execute; "),
+        ({"max_cost": 1500}, "It lets jobs of 1,500 units execute; "),
+        (
+            {"max_executing": 5, "max_cost": 9, "rate": 2, "per": "1 min"},
+            "It lets 5 execute, and jobs of 9 units execute",
+        ),
+    ],
+)
+def test_what_a_limit_lets_run_is_said_before_it_is_dropped(
+    conn: psycopg.Connection, ask: Ask, options: dict[str, Any], words: str
+) -> None:
+    call(conn, "set_limit", "queue", "mail", **options)
+    assert words in ask("POST", "/limit", do="drop", kind="queue", target="mail").text
+
+
 ACTIONS = [
     ("worker", "w1", "quiet", "Make quiet", "quiet_worker"),
     ("worker", "w1", "stop", "Stop", "stop_worker"),
@@ -409,7 +460,8 @@ def test_all_links_stay_below_a_prefix(filled: psycopg.Connection, serve: Serve,
         ("/jobs/admin/queues", {"x-forwarded-prefix": "/proxy"}, "/proxy/jobs/admin/"),
     ]:
         text = ask("GET", path, headers=headers, at=address).text
-        links = re.findall(r'(?:href|src|action)="([^"]*)"', text)
+        links = re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', text)
+        assert f'hx-get="{prefix}' in text
         assert [link for link in links if not link.startswith((prefix, "#"))] == []
     answer = ask("POST", "/jobs/admin/queue", at=address, name="mail", do="pause")
     assert answer.headers["location"].startswith("/jobs/admin/queue?")
@@ -422,6 +474,19 @@ def test_a_page_says_that_the_database_is_away(serve: Serve, ask: Ask) -> None:
     answer = ask("GET", "/", at=address)
     assert answer.status_code == 503
     assert "cannot be reached" in answer.text
+
+
+def test_a_page_that_lacks_a_value_is_a_problem_with_its_traceback_in_the_log(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lacking(context: Context) -> Response:
+        return context.page("queues.html")
+
+    monkeypatch.setitem(app._PAGES, "/queues", lacking)
+    answer = ask("GET", "/queues")
+    assert answer.status_code == 500
+    assert "This page cannot be shown" in answer.text
+    assert "Traceback" in caplog.text
 
 
 def test_a_page_says_once_what_to_do_about_a_database_without_the_queue(

@@ -153,3 +153,16 @@ def test_a_filter_tells_nothing_of_args_that_are_hidden(filled: psycopg.Connecti
         assert ask("GET", "/jobs?" + str(httpx.QueryParams({"q": line}))).status_code == 400
         assert ask("POST", "/act", action="cancel", scope="all", q=line).status_code == 400
     assert ask("GET", "/jobs?q=args.n:1").status_code == 200
+
+
+def test_a_page_shows_relatives_whose_error_is_of_another_shape(filled: psycopg.Connection, ask: Ask) -> None:
+    group = call(filled, "open_group", "odd")
+    for error in (None, Jsonb({}), Jsonb("a text"), Jsonb(["a", "list"])):
+        parent = enqueue(filled, "odd", queue="odd")
+        child = enqueue(filled, "after", queue="odd", depends_on=[parent, group])
+        taken = reserve_one(filled, "w1", queues=["odd"])
+        call(filled, "fail", taken.id, taken.reservation, error, retry=True)
+        for page in (f"/jobs/{child}", f"/jobs/{parent}", f"/group?id={group}"):
+            answer = ask("GET", page)
+            assert answer.status_code == 200, (page, error)
+        assert "error" in ask("GET", f"/jobs/{child}").text.partition('class="flow"')[2]

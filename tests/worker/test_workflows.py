@@ -94,6 +94,19 @@ async def test_a_group_and_its_callback_run(database: Database, conn: psycopg.Co
     assert state(conn, group.id) == "succeeded"
 
 
+def test_the_callback_of_a_group_waits_for_other_jobs_too(conn: psycopg.Connection) -> None:
+    app = App()
+
+    @app.task
+    async def report() -> None: ...
+
+    other = report.enqueue(conn)
+    with app.group(conn) as group:
+        group.enqueue(report)
+    callback = group.then(report.using(depends_on=[other]))
+    assert sorted(job(conn, callback).depends_on) == sorted([other, group.id])
+
+
 async def test_a_group_on_an_async_connection(database: Database, conn: psycopg.Connection) -> None:
     app = App()
 

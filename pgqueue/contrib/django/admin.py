@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.contrib import admin, messages
@@ -10,9 +11,11 @@ from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.http import HttpRequest
 
+from pgqueue._redaction import REDACT, redacted
 from pgqueue.contrib.django.models import Job, Limit, Queue, Schedule, Worker
 from pgqueue.contrib.django.schema import aliases
 from pgqueue.db import drivers, operate
+from pgqueue.errors import PgQueueError
 
 # Jobs of a page, and the pages that it can be turned to: older ones are found by the filters, and by `before=ID`.
 _PAGE = 50
@@ -49,7 +52,8 @@ class JobChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Return the jobs older than `before`."""
         found = super().get_queryset(request, *args, **kwargs)
-        return found.filter(pk__lt=int(self.before)) if self.before.isdigit() else found
+        is_id = self.before.isascii() and self.before.isdigit() and len(self.before) <= 18
+        return found.filter(pk__lt=int(self.before)) if is_id else found
 
 
 class ReadOnly(admin.ModelAdmin):
@@ -94,9 +98,19 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(state=self.value()) if self.value() in _STATES else queryset
 
 
+_ACROSS = (
+    "Nothing was done: actions here are on the jobs that you select on a page. For all that match there is the command"
+    " line, such as: pgqueue jobs cancel --where 'task:shop.tasks.receipt state:waiting'"
+)
+
+
 def _action(name: str, done: str) -> Any:
     @admin.action(description=f"{name.replace('_', ' ').capitalize()} selected jobs", permissions=["operate"])
     def act(model_admin: JobAdmin, request: HttpRequest, jobs: Any) -> None:
+        # Those of the page: of all that match, Django would hand over more than the list has ever shown.
+        if request.POST.get("select_across", "0") != "0":
+            model_admin.message_user(request, _ACROSS, messages.ERROR)
+            return
         model_admin.act(request, name, done, list(jobs.values_list("pk", flat=True)))
 
     act.__name__ = f"{name}_selected"
@@ -112,6 +126,12 @@ class JobAdmin(ReadOnly):
     search_fields = ("=id", "=task", "=queue", "=key")
     ordering = ("-id",)
     sortable_by = ()
+    # It offers to select all that match, beside the number of those that are selected.
+    actions_selection_counter = False
+    # Patterns of the names of fields whose values are not shown.
+    redact = REDACT
+    exclude = ("args", "headers", "result")
+    readonly_fields = ("shown_args", "shown_headers", "shown_result")
     actions = [
         _action("run_now", "will run now"),
         _action("retry", "will be retried"),
@@ -128,8 +148,45 @@ class JobAdmin(ReadOnly):
         """Whether the user may act on jobs."""
         return bool(request.user.has_perm("pgqueue.operate"))
 
+    @admin.display(description="args")
+    def shown_args(self, job: Job) -> str:
+        """Return its arguments, without what is hidden."""
+        return self._shown(job.args)
+
+    @admin.display(description="headers")
+    def shown_headers(self, job: Job) -> str:
+        """Return its headers, without what is hidden."""
+        return self._shown(job.headers)
+
+    @admin.display(description="result")
+    def shown_result(self, job: Job) -> str:
+        """Return its result, without what is hidden."""
+        return self._shown(job.result)
+
+    def _shown(self, value: Any) -> str:
+        return "" if value is None else json.dumps(redacted(value, self.redact), ensure_ascii=False)
+
     def act(self, request: HttpRequest, name: str, done: str, ids: list[int]) -> None:
         """Act on jobs, log that in the admin, and report how many were changed."""
+        # They may have left the list since the page was shown.
+        if not ids:
+            self.message_user(request, "None of these jobs is in the list any more", messages.WARNING)
+            return
+        jobs = list(self.get_queryset(request).only("task").filter(pk__in=ids))
+        try:
+            changed = self._change(request, name, ids)
+        except PgQueueError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        kept = set(self.get_queryset(request).filter(pk__in=ids).values_list("pk", flat=True))
+        for job in jobs:
+            if name != "delete" or job.pk not in kept:
+                self.log_change(request, job, name.replace("_", " "))
+        level = messages.SUCCESS if changed == len(ids) else messages.WARNING
+        left = len(ids) - changed
+        self.message_user(request, f"{changed} {done}" + (f", {left} left as they were" if left else ""), level)
+
+    def _change(self, request: HttpRequest, name: str, ids: list[int]) -> int:
         call = operate.bulk(name.replace("_now", ""), {"job_ids": ids}, len(ids))
         connection = connections[_database()]
         with transaction.atomic(using=_database()):
@@ -137,11 +194,7 @@ class JobAdmin(ReadOnly):
                 # Until the end of this transaction: the actor in pgqueue.audit.
                 cursor.execute("select set_config('pgqueue.actor', %s, true)", [request.user.get_username()])
             chunk: Any = drivers.run(connection, call)
-        for job in self.get_queryset(request).filter(pk__in=ids):
-            self.log_change(request, job, name.replace("_", " "))
-        level = messages.SUCCESS if chunk.changed == len(ids) else messages.WARNING
-        left = len(ids) - chunk.changed
-        self.message_user(request, f"{chunk.changed} {done}" + (f", {left} left as they were" if left else ""), level)
+        return int(chunk.changed)
 
 
 @admin.register(Queue)
@@ -163,6 +216,10 @@ class LimitAdmin(ReadOnly):
     """Limits."""
 
     list_display = ("kind", "target", "max_executing", "rate", "per", "max_cost", "burst")
+    list_display_links = None
+
+    def get_object(self, *_: Any) -> None:
+        """Return none: limits of several kinds may have one target. The list shows all of each."""
 
 
 @admin.register(Worker)

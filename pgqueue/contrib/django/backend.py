@@ -316,6 +316,15 @@ class Backend(BaseTaskBackend, Generic[T]):
                 id="pgqueue.W001",
             )
 
+        for task in {id(each.django): each.django for each in declared.values()}.values():
+            if task.backend == self.alias and self.queues and task.retry_queue not in (None, *self.queues):
+                yield checks.Warning(
+                    f"{task.module_path} has retry_queue={task.retry_queue!r}, which is not among QUEUES of"
+                    f" TASKS[{self.alias!r}].",
+                    hint="Add it, or correct the name; and see that a worker serves it.",
+                    id="pgqueue.W003",
+                )
+
     def _lacks_app(self) -> str:
         return (
             f"INSTALLED_APPS lacks {_APP!r}, which the backend of TASKS[{self.alias!r}] needs:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,12 @@ def dsn_of(alias: str) -> str:
         for name, value in connection.get_connection_params().items()
         if name not in _NOT_LIBPQ and value is not None
     }
+    role = connection.settings_dict["OPTIONS"].get("assume_role")
+    if role:
+        # Django sets it in a session of its own, after it has connected, and takes it from the parameters.
+        given = parameters.get("options")
+        escaped = re.sub(r"([\\\s])", r"\\\1", role)
+        parameters["options"] = " ".join(filter(None, (given, f"-c role={escaped}")))
     return make_conninfo("", **parameters)
 
 

@@ -19,7 +19,7 @@ from pgqueue._options import JobOptions
 from pgqueue.app import made_task
 from pgqueue.contrib.django.api import TaskContext, TaskResult, TaskResultStatus, normalize_json, signals
 from pgqueue.contrib.django.connections import clean_connections
-from pgqueue.contrib.django.results import call_of, error_of, worker_ids
+from pgqueue.contrib.django.results import as_enqueued, call_of, error_of, worker_ids
 from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.hooks import Dead
 from pgqueue.job import current_job
@@ -237,7 +237,7 @@ def _result(task: Any, job: Job, status: Any, errors: list[dict[str, Any]]) -> A
     args, kwargs = call_of(job.args)
     now = timezone.now()
     return TaskResult(
-        task=task.using(queue_name=job.queue),
+        task=as_enqueued(task, queue_name=job.queue),
         id=str(job.id),
         status=status,
         enqueued_at=job.created_at,

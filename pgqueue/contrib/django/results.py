@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,8 +56,8 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
     if task is None or not isinstance(args, dict):
         # A job of the queue that is not a task of Django's.
         raise TaskResultDoesNotExist(result_id)
-    task = task.using(queue_name=queue, backend=alias, run_after=run_at if run_at > created_at else None)
-    task = task.using(priority=priority)
+    later = {"run_after": run_at} if run_at > created_at else {}
+    task = as_enqueued(task, queue_name=queue, backend=alias, priority=priority, **later)
     status = _STATUS[state]
     positional, named = call_of(args)
     found = TaskResult(
@@ -74,6 +75,17 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
         worker_ids=worker_ids(errors or [], attempts, worker),
     )
     object.__setattr__(found, "_return_value", result)
+    return found
+
+
+def as_enqueued(task: Any, **options: Any) -> Any:
+    """Return a task with what its job has now, which is not checked.
+
+    A retry or an operator may have moved the job to a queue that the settings do not list.
+    """
+    found = copy.copy(task)
+    for name, value in options.items():
+        object.__setattr__(found, name, value)
     return found
 
 

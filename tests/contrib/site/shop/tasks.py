@@ -76,6 +76,11 @@ def fails_and_is_retried():
     raise LookupError("try again")
 
 
+@task(max_attempts=2, retry_queue="slow")
+def fails_and_moves():
+    raise LookupError("try again elsewhere")
+
+
 @task(max_attempts=1)
 def durable():
     with transaction.atomic(durable=True):

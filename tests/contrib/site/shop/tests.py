@@ -13,6 +13,7 @@ from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import psycopg
 from django.apps import apps
@@ -270,6 +271,20 @@ class EnqueueTest(TestCase):
         self.assertEqual(finished, [])
         # In its savepoint.
         self.assertEqual(Order.objects.count(), 0)
+
+    def test_a_job_in_a_queue_that_the_settings_do_not_list_runs_and_has_a_result(self):
+        backend = {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": ["default"]}
+        finished = []
+        signals.task_finished.connect(lambda **given: finished.append(given), weak=False, dispatch_uid="t")
+        with override_settings(TASKS={"default": backend}), self.assertLogs(LOGGER, level="ERROR"):
+            result = tasks.fails_and_moves.enqueue()
+            self.assertEqual(drain(raise_errors=False).failed, 1)
+            self.assertEqual(drain("slow", raise_errors=False, scheduled=True).dead, 1)
+            signals.task_finished.disconnect(dispatch_uid="t")
+            found = task_backends["default"].get_result(result.id)
+        self.assertEqual((found.status, found.task.queue_name), (TaskResultStatus.FAILED, "slow"))
+        self.assertEqual([each.exception_class for each in found.errors], [LookupError] * 2)
+        self.assertEqual([each["task_result"].task.queue_name for each in finished], ["slow"])
 
     def test_a_discarded_one_is_failed(self):
         with self.assertLogs(LOGGER, level="ERROR"):
@@ -598,6 +613,21 @@ class SchedulesTest(TransactionTestCase):
 
 
 class TransactionsTest(TransactionTestCase):
+    def test_the_role_that_django_assumes_is_that_of_the_dsn(self):
+        with connection.cursor() as cursor:
+            cursor.execute('create role "odd \\ role"')
+        try:
+            settings = {**connections.settings["default"]}
+            options = {"assume_role": "odd \\ role", "options": "-c work_mem=5MB"}
+            connections.settings["assuming"] = {**settings, "OPTIONS": options}
+            with psycopg.connect(dsn_of("assuming")) as found:
+                asked = found.execute("select current_user, current_setting('work_mem')").fetchone()
+            self.assertEqual(asked, ("odd \\ role", "5MB"))
+        finally:
+            del connections["assuming"], connections.settings["assuming"]
+            with connection.cursor() as cursor:
+                cursor.execute('drop role "odd \\ role"')
+
     def test_a_job_is_committed_and_rolled_back_with_the_rest(self):
         with transaction.atomic():
             Order.objects.create(email="a@b.c")
@@ -795,15 +825,20 @@ class ChecksTest(TestCase):
 
     def test_another_database_than_that_of_models_is_warned_of(self):
         settings = {**connections.settings, "other": {**connections.settings["default"]}}
-        backend = Backend("default", {"OPTIONS": {"database": "nowhere"}})
+        backend = Backend("default", {"QUEUES": [], "OPTIONS": {"database": "nowhere"}})
         self.assertEqual([each.id for each in backend.check()], ["pgqueue.E002"])
         connections.settings["other"] = settings["other"]
         try:
-            backend = Backend("default", {"OPTIONS": {"database": "other"}})
+            backend = Backend("default", {"QUEUES": [], "OPTIONS": {"database": "other"}})
             [warning] = backend.check()
             self.assertEqual((warning.id, warning.level), ("pgqueue.W001", checks.WARNING))
         finally:
             del connections.settings["other"]
+
+    def test_a_retry_queue_that_the_settings_do_not_list_is_warned_of(self):
+        for queues, expected in ((["default", "slow"], []), (["default"], ["pgqueue.W003"]), ([], [])):
+            found = list(Backend("default", {"QUEUES": queues}).check())
+            self.assertEqual([each.id for each in found], expected)
 
     def test_migrations_are_complete_and_migrating_twice_is_harmless(self):
         call_command("makemigrations", "pgqueue", "--check", stdout=StringIO())
@@ -898,6 +933,54 @@ class AdminTest(TestCase):
         with connection.cursor() as cursor:
             cursor.execute("select distinct actor from pgqueue.audit")
             self.assertEqual(cursor.fetchall(), [("ada",)])
+
+    def act(self, action, *ids, **given):
+        self.user.user_permissions.add(Permission.objects.get(codename="operate"))
+        given = {"action": f"{action}_selected", "_selected_action": ids, **given}
+        return self.client.post("/admin/pgqueue/job/", given, follow=True)
+
+    def test_all_that_match_are_left_to_the_command_line(self):
+        for _ in range(50):
+            tasks.noop.enqueue()
+        answer = self.act("cancel", self.job.id, select_across="1")
+        # More than a page, and no link that would select them all.
+        self.assertContains(answer, 'class="action-select"', count=50)
+        self.assertNotContains(answer, 'class="question')
+        self.assertContains(answer, "pgqueue jobs cancel --where")
+        self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
+
+    def test_jobs_that_have_left_the_list_are_said_to_have(self):
+        self.assertContains(self.act("cancel", 999_999), "None of these jobs is in the list any more")
+
+    def test_what_the_queue_refuses_is_a_message(self):
+        with mock.patch("pgqueue.contrib.django.admin.drivers.run", side_effect=InvalidArgument("it is locked")):
+            self.assertContains(self.act("cancel", self.job.id), "is locked")
+        self.assertFalse(LogEntry.objects.exists())
+
+    def test_deleted_jobs_are_in_the_log_of_the_admin(self):
+        self.assertContains(self.act("delete", self.job.id), "1 deleted")
+        [entry] = LogEntry.objects.all()
+        self.assertEqual((entry.object_id, entry.change_message), (self.job.id, "delete"))
+        self.assertEqual(entry.object_repr, f"job {self.job.id} (shop.tasks.noop)")
+
+    def test_limits_of_two_kinds_with_one_target_are_listed(self):
+        with connection.cursor() as cursor:
+            for kind in ("queue", "task"):
+                cursor.execute("select pgqueue.set_limit(%s, 'mail', max_executing => 3)", [kind])
+        self.assertContains(self.client.get("/admin/pgqueue/limit/"), "mail", count=2)
+        self.assertEqual(self.client.get("/admin/pgqueue/limit/mail/change/").status_code, 302)
+
+    def test_what_is_no_id_in_before_is_ignored(self):
+        for before in ("²", "x", "1" * 30):
+            answer = self.client.get("/admin/pgqueue/job/", {"before": before})
+            self.assertContains(answer, "shop.tasks.noop")
+
+    def test_secrets_are_hidden(self):
+        job = tasks.noop.using(headers={"api_token": "geheim", "x": "seen"}).enqueue(1, user={"password": "geheim"})
+        text = self.client.get(f"/admin/pgqueue/job/{job.id}/change/").content.decode()
+        self.assertIn("•••", text)
+        self.assertIn("seen", text)
+        self.assertNotIn("geheim", text)
 
 
 class ThreadsTest(TransactionTestCase):
