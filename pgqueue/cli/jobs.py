@@ -12,6 +12,7 @@ import psycopg
 import typer
 
 from pgqueue._filters import ORDERS, Filter, exactly, parse, quoted
+from pgqueue._options import is_age
 from pgqueue.cli import bulk, job_table, output
 from pgqueue.cli.completion import STATES
 from pgqueue.cli.database import ask, connected
@@ -141,8 +142,7 @@ def _as_filter(only: Mapping[str, Any]) -> Filter:
         wanted["ids"] = only["ids"]
     for name, end, age in (("since", "created_from", "age_to"), ("until", "created_to", "age_from")):
         if only[name] is not None:
-            ago = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", only[name], re.IGNORECASE)
-            wanted[age if ago else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
+            wanted[age if is_age(only[name]) else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
     return wanted
 
 

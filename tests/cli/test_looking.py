@@ -69,6 +69,9 @@ def test_jobs_are_found_by_all_that_is_known_of_them(run: Run, jobs: dict[str, i
     assert ids(run, "--id", jobs["mail"], "--id", jobs["later"]) == [jobs["later"], jobs["mail"]]
     assert ids(run, "--since", "1 hour") == sorted(jobs.values(), reverse=True)
     assert ids(run, "--since", "2000-01-01", "--until", "1 hour") == []
+    for order in ("newest", "oldest"):
+        assert ids(run, "--since", "1 dec 2999", "--order", order) == []
+        assert ids(run, "--until", "24 oct 2000", "--order", order) == []
     before = value(conn, "select created_at::text from pgqueue.jobs where id = %s", jobs["failed"])
     assert ids(run, "--until", before) == [jobs["dead"], jobs["mail"]]
     refused = run("jobs", "list", "--since", "soon")
