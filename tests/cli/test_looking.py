@@ -614,8 +614,19 @@ def test_the_log_lines_of_a_job_are_printed_and_followed_until_it_has_ended(run:
     ]  # fmt: skip
     assert run("jobs", "logs", str(dead), "--follow").out.splitlines() == said
     assert [each["line"] for each in json.loads(run("jobs", "logs", str(dead), "--json").out)][1] == "given up"
+    followed = [json.loads(each) for each in run("jobs", "logs", str(dead), "-f", "--json").out.splitlines()]
+    assert [each["line"] for each in followed] == ["no paper\x1b[2J", "given up"]
     assert "There is no job 999" in run("jobs", "logs", "999").err
     assert "does not execute" in run("jobs", "stack", str(dead)).err
+
+
+def test_all_log_lines_of_a_job_are_printed_as_json(run: Run, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    line = {"job_id": job_id, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO"}
+    for start in (0, 600, 1200):
+        call(conn, "write_log", Jsonb([{**line, "line": str(n)} for n in range(start, start + 600)]))
+    said = run("jobs", "logs", str(job_id), "--json").json()
+    assert [each["line"] for each in said] == [str(n) for n in range(1800)]
 
 
 def test_a_job_is_followed_until_its_last_lines_are_stored(
