@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from pgqueue.db import drivers
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
 from pgqueue.db.json import args_to_json, as_interval, interval_text, to_json
-from pgqueue.db.produce import OPTION_TYPES
+from pgqueue.db.produce import OPTION_TYPES, check_value
 from pgqueue.errors import InvalidArgument, PgQueueError
 
 
@@ -184,12 +184,9 @@ def _staged(jobs: Iterable[Mapping[str, object]]) -> Iterator[tuple[object, ...]
 def _option_of_row(name: str, value: object, what: str) -> object:
     if value is None or isinstance(value, str):
         return value
+    check_value(f"{name} of {what}", value, OPTION_TYPES[name])
     if OPTION_TYPES[name] == "interval":
         return as_interval(f"{name} of {what}", value)
-    if isinstance(value, datetime) and value.tzinfo is None:
-        raise InvalidArgument(
-            f"{name} of {what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-        )
     if name in ("headers", "declared"):
         return to_json(value, f"{name} of {what}")
     if name in ("tags", "depends_on") and isinstance(value, Iterable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -111,10 +112,25 @@ def _batch_result(job_id: Any, outcome: Any, error: Any) -> BatchResult:
     )
 
 
+def check_value(what: str, value: object, kind: str | None = None) -> None:
+    """Refuse what PostgreSQL would read as another value: True as 1, a day as some midnight, 2.5 as 2."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
+    if isinstance(value, float | Decimal) and kind in ("integer", "bigint"):
+        raise InvalidArgument(f"{what} is {value}", hint="give a whole number")
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+            )
+    elif isinstance(value, date):
+        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")
+
+
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
-        _check_value(f"{name} of job {number} of the batch", value)
+        check_value(f"{name} of job {number} of the batch", value)
         if name == "args" and value is not None:
             value = orjson.Fragment(args_to_json(value, f"args of job {number} of the batch"))
         if OPTION_TYPES.get(name) == "interval":
@@ -137,7 +153,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             raise no_option("a job", name, OPTION_TYPES)
         if value is None:
             continue
-        _check_value(name, value)
+        check_value(name, value, OPTION_TYPES[name])
         if OPTION_TYPES[name] == "interval":
             value = as_interval(name, value)
         elif name in ("headers", "declared"):
@@ -151,16 +167,3 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         names.append(name)
         values.append(value)
     return tuple(names), values
-
-
-def _check_value(what: str, value: object) -> None:
-    """Refuse values that PostgreSQL would read as others: True as 1, a day as its midnight in some time zone."""
-    if isinstance(value, bool):
-        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(
-                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-            )
-    elif isinstance(value, date):
-        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")
