@@ -525,6 +525,15 @@ def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Conn
     assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
 
 
+def test_an_option_of_a_breaker_that_is_left_out_keeps_its_value(run: Run, conn: psycopg.Connection) -> None:
+    run("breakers", "set", "task", "charge", "--failures", 0.1, "--of", 50, "--create")
+    assert run("breakers", "set", "task", "charge", "--pause", "5 min", "--create").code == 0
+    [breaker] = run("breakers", "list", "--json").json()
+    assert (breaker["failures"], breaker["of"], breaker["pause"]) == (0.1, 50, "00:05:00")
+    refused = run("breakers", "set", "task", "charge", "--pause", "x", "--create")
+    assert (refused.code, refused.err.startswith("pgqueue: pause: invalid input syntax")) == (2, True)
+
+
 @pytest.mark.parametrize("command", ["show", "explain", "retry", "cancel", "delete"])
 def test_a_job_that_is_not_there_is_exit_code_1(command: str, run: Run) -> None:
     done = run("jobs", command, 4711)

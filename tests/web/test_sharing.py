@@ -64,5 +64,12 @@ def test_breakers_are_listed_set_and_removed_and_an_open_one_says_so(conn: psyco
     shown = words(ask("GET", "/limits").text)
     assert "tenant:* 25 % of 10 attempts 1 min 1 open" in shown
     assert "task send 50 % of 20 attempts 30 s closed" in shown
+    ask("POST", "/limit", do="set_breaker", kind="task", target="send", of="40")
+    ask("POST", "/limit", do="set_breaker", kind="task", target="send", pause="1 min")
+    assert "task send 50 % of 40 attempts 1 min closed" in words(ask("GET", "/limits").text)
+    assert (
+        "failures must be between"
+        in ask("POST", "/limit", do="set_breaker", kind="task", target="send", failures="0").text
+    )
     ask("POST", "/limit", do="remove_breaker", kind="task", target="send")
     assert value(conn, "select count(*) from pgqueue.breakers") == 1
