@@ -580,7 +580,7 @@ def test_grant_refuses_what_it_does_not_know(arguments: list[str], said: str, ru
 
 
 def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
-    done = run("demo", "--orders", 12, "--directory", tmp_path / "receipts", "--json")
+    done = run("demo", "--yes", "--orders", 12, "--directory", tmp_path / "receipts", "--json")
     assert done.code == 0, done.err
     verdict = done.json()
     assert verdict["ok"] is True
@@ -605,7 +605,14 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Path, database: Database) -> None:
     done = run(
-        "demo", "--orders", 7, "--directory", tmp_path / "receipts", "--dsn", uri(database.dsn, application_name="demo")
+        "demo",
+        "-y",
+        "--orders",
+        7,
+        "--directory",
+        tmp_path / "receipts",
+        "--dsn",
+        uri(database.dsn, application_name="demo"),
     )
     assert done.code == 0, done.err
     printed = re.findall(r"^  (.*pgqueue.*)$", done.out, re.MULTILINE)
@@ -619,7 +626,7 @@ def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Pat
 
 def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused = run("demo", "--directory", tmp_path / "file" / "receipts")
+    refused = run("demo", "--yes", "--directory", tmp_path / "file" / "receipts")
     assert (refused.code, refused.out) == (2, "")
     assert "Not a directory; give another --directory" in refused.err
 
