@@ -140,7 +140,7 @@ def test_the_shop_stays_open_on_its_pages_until_it_is_ended(
         assert value(conn, "select count(*) from pgqueue.all_jobs where task = 'reports.make'") >= busy.REPORTS
         found = pids(conn, "shop-%")
         process.send_signal(ends)
-        assert process.wait(90) == 0
+        assert process.wait(240) == 0
     assert len(found) == 2
     assert_ended(found)
     assert value(conn, "select count(*) from pgqueue.jobs where task = any(%s)", TASKS) == 0
@@ -153,6 +153,6 @@ def test_the_demo_ends_its_workers_when_it_is_terminated(
     with demo(database, tmp_path) as process:
         found = wait_until(lambda: len(pids(conn, "worker %")) == 2 and pids(conn, "worker %"), 90)
         process.terminate()
-        process.wait(90)
+        process.wait(240)
     assert found
     assert_ended(found)

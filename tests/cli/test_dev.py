@@ -179,5 +179,5 @@ def test_a_changed_file_starts_the_worker_anew_and_an_interrupt_ends_all(
     wait_until(lambda: len(workers()) == 1 and workers() != [before])
     wait_until(lambda: enqueue(conn, "greet", {"name": "Eve"}) and "worker | " in log() and "good evening Eve" in log())
     dev.send_signal(signal.SIGINT)
-    assert dev.wait(60) == 0
+    assert dev.wait(240) == 0
     assert workers() == []

@@ -135,7 +135,7 @@ def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Conne
         [sys.executable, "-m", "pgqueuer", "--pg-dsn", database.dsn, "install"],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=280,
     )
     conn.execute(
         "insert into pgqueuer (priority, execute_after, status, entrypoint, payload, dedupe_key, headers) values"
@@ -180,13 +180,13 @@ def test_graphile_workers_jobs_are_moved(database: Database, conn: psycopg.Conne
         ["npm", "install", "--silent", "--no-audit", "--no-fund", "graphile-worker@0.17"],
         cwd=tmp_path,
         capture_output=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     if installed.returncode:
         pytest.skip("graphile-worker cannot be installed")
     worker = tmp_path / "node_modules" / ".bin" / "graphile-worker"
-    subprocess.run([worker, "--schema-only", "-c", database.dsn], check=True, capture_output=True, timeout=60)
+    subprocess.run([worker, "--schema-only", "-c", database.dsn], check=True, capture_output=True, timeout=280)
     conn.execute(
         """
         select graphile_worker.add_job('send', '{"to": "a"}');

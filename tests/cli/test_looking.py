@@ -551,7 +551,7 @@ def complete(words: str, **environment: str) -> list[str]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert done.stderr == ""
@@ -581,7 +581,7 @@ def test_watch_shows_anew_what_has_changed_until_ctrl_c(database: Database, conn
         enqueue(conn, "seen_later")
         wait_until(lambda: shows(b"seen_later"), timeout=30)
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(timeout=30) == 0
+        assert watching.wait(timeout=280) == 0
     finally:
         watching.kill()
         watching.wait()
