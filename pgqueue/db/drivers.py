@@ -431,8 +431,10 @@ def _translated(error: Exception) -> PgQueueError | None:
     if isinstance(error, UnicodeEncodeError):
         return unwritable(error)
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__) or isinstance(error, ValueError):
-        # The driver cannot send it: a number out of range, a text with a NUL.
-        return InvalidArgument(str(error), hint="give a value that the option can have")
+        # The driver cannot send it: a number out of range, a text with a NUL. SQLAlchemy adds the statement and all
+        # parameters, and the arguments of a job are no part of a message.
+        reason = getattr(error, "orig", None) or error
+        return InvalidArgument(str(reason), hint="give a value that the option can have")
     return None
 
 
