@@ -27,7 +27,8 @@ def perform_copy(connection: Any, jobs: Iterable[Mapping[str, object]]) -> dict[
     if first is None:
         return {}
     # Staged rows live as long as their transaction.
-    with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+    own = connection.connection() if drivers.is_session(connection) else connection
+    with drivers.lent(connection) or nullcontext(own) as mine, _own_transaction(mine):
         if isinstance(mine, psycopg.Connection):
             return _copy(mine, chain([first], rows))
         plan = _inserting(chain([first], rows))
@@ -50,7 +51,8 @@ async def perform_copy_async(connection: Any, jobs: Iterable[Mapping[str, object
     first = next(rows, None)
     if first is None:
         return {}
-    async with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+    own = await connection.connection() if drivers.is_session(connection) else connection
+    async with drivers.lent(connection) or nullcontext(own) as mine, _own_transaction(mine):
         if isinstance(mine, psycopg.AsyncConnection):
             return await _copy_async(mine, chain([first], rows))
         plan = _inserting(chain([first], rows))
