@@ -507,6 +507,12 @@ def test_a_limit_of_units_is_set_listed_and_dropped_by_parts(run: Run, conn: psy
     assert value(conn, "select cost from pgqueue.jobs where id = %s", job_id) == 1200
 
 
+def test_a_queue_is_paused_for_a_time(run: Run, conn: psycopg.Connection) -> None:
+    enqueue(conn, queue="mail")
+    assert run("queues", "pause", "mail", "--for", "1 hour", "--reason", "deploy").out == "Queue mail: paused\n"
+    assert value(conn, "select round(extract(epoch from until - at)) from pgqueue.pauses") == 3600
+
+
 def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "charge")
     assert run("breakers", "set", "task", "charge", "--of", 1).out == "Breaker task charge: set\n"
