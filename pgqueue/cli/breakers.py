@@ -90,6 +90,8 @@ def remove_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn
 def close_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Close an open breaker: all of it starts again."""
     changed = ask(dsn, limits.resume(kind, target, "breaker"))
+    if not changed and not ask(dsn, limits.has_breaker(kind, target)):
+        output.not_found(f"There is no breaker {kind} {target}")
     _say(kind, target, "closed" if changed else "unchanged", changed, as_json)
 
 

@@ -80,6 +80,17 @@ def set_breaker(
     )
 
 
+def has_breaker(kind: str, target: str) -> Call[bool]:
+    """Read whether a breaker counts for this task or limit_key: its own, or that of a prefix*."""
+    return Call(
+        b"select exists (select from pgqueue.breakers b, (values (%s::text, %s::text)) g (kind, target)"
+        b" where b.kind = g.kind and (b.target = g.target or (b.kind = 'limit_key' and right(b.target, 1) = '*'"
+        b" and starts_with(g.target, left(b.target, -1)))))",
+        (kind, target),
+        read_first,
+    )
+
+
 def remove_breaker(kind: str, target: str) -> Call[bool]:
     """Remove a breaker; reads whether there was one."""
     return Call(b"select pgqueue.remove_breaker(%s::text, %s::text)", (kind, target), read_first)

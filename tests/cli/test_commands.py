@@ -466,7 +466,8 @@ def test_shares_are_set_listed_and_dropped(run: Run) -> None:
     assert run("shares", "list", "--json").json() == [{"limit_key": "tenant:5", "weight": 3}]
     done = run("shares", "drop", "tenant:5", "--json").json()
     assert done == {"limit_key": "tenant:5", "weight": None, "changed": True}
-    assert run("shares", "drop", "tenant:5").out == "Share of tenant:5: unchanged\n"
+    gone = run("shares", "drop", "tenant:5")
+    assert (gone.code, gone.err) == (1, "There is no share of tenant:5\n")
 
 
 def test_a_queue_is_made_fair_and_plain_again(run: Run, conn: psycopg.Connection) -> None:
@@ -527,8 +528,11 @@ def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Conn
     assert run("breakers", "close", "task", "charge").out == "Breaker task charge: closed\n"
     assert run("breakers", "close", "task", "charge").out == "Breaker task charge: unchanged\n"
     assert run("breakers", "remove", "task", "charge").out == "Breaker task charge: removed\n"
-    gone = run("breakers", "remove", "task", "charge")
-    assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
+    for command in ("remove", "close"):
+        gone = run("breakers", command, "task", "charge")
+        assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
+    run("breakers", "set", "limit_key", "tenant:*")
+    assert run("breakers", "close", "limit_key", "tenant:5").code == 0
 
 
 def test_an_option_of_a_breaker_that_is_left_out_keeps_its_value(run: Run, conn: psycopg.Connection) -> None:

@@ -601,6 +601,10 @@ def test_jobs_that_were_never_started_are_changed_by_id_and_by_filter(run: Run, 
     told = run("jobs", "update", str(job_id), str(job_id + 1), "--priority", "3", "--json").out
     assert json.loads(told)["changed"] == 1
     assert "change what?" in run("jobs", "update", str(job_id)).err
+    gone = run("jobs", "update", "9991", "9992", "--priority", "3")
+    assert gone.code == 1
+    assert gone.out.startswith("0 jobs changed")
+    assert gone.out.endswith("; there is no job 9991, 9992, or its history has expired\n")
 
 
 def test_the_log_lines_of_a_job_are_printed_and_followed_until_it_has_ended(run: Run, conn: psycopg.Connection) -> None:
