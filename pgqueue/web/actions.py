@@ -234,6 +234,10 @@ async def limit(context: Context) -> Response:
     context.require("act" if one(form, "do") in ("pause", "resume") else "limits")
     kind, target = one(form, "kind"), one(form, "target")
     if one(form, "do") == "pause":
+        if one(form, "exact") and kind == "limit_key" and target.endswith("*"):
+            raise InvalidArgument(
+                f"a pause of {target} holds each limit_key that begins so", hint="enqueue with one that ends in no *"
+            )
         await change(context, limits.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
         return context.go("limits", said="it is paused")
     if one(form, "do") == "resume":
