@@ -15,8 +15,8 @@ from psycopg.rows import tuple_row
 from pgqueue.db import drivers
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
-from pgqueue.db.json import args_to_json, as_interval, interval_text, to_json
-from pgqueue.db.produce import OPTION_TYPES, check_value
+from pgqueue.db.json import args_to_json, as_interval, check_value, interval_text, to_json
+from pgqueue.db.produce import OPTION_TYPES
 from pgqueue.errors import InvalidArgument, PgQueueError
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import date, datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +12,7 @@ import orjson
 from pgqueue._options import POLICY_IN_PARTS, Interval, no_option
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
-from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
+from pgqueue.db.json import args_to_json, as_interval, check_value, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
 
@@ -110,21 +109,6 @@ def _batch_result(job_id: Any, outcome: Any, error: Any) -> BatchResult:
     return BatchResult(
         None if job_id is None else int(job_id), as_text(outcome), None if error is None else from_json(as_text(error))
     )
-
-
-def check_value(what: str, value: object, kind: str | None = None) -> None:
-    """Refuse what PostgreSQL would read as another value: True as 1, a day as some midnight, 2.5 as 2."""
-    if isinstance(value, bool):
-        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
-    if isinstance(value, float | Decimal) and kind in ("integer", "bigint"):
-        raise InvalidArgument(f"{what} is {value}", hint="give a whole number")
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(
-                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-            )
-    elif isinstance(value, date):
-        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")
 
 
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
