@@ -311,6 +311,17 @@ def check_interval(name: str, value: object, longest: timedelta = timedelta.max)
         raise ConfigError(f"{name} is {value!r}, which is not an interval", hint=_ASKED_FOR)
 
 
+def is_age(text: str) -> bool:
+    """Return whether a text says how long ago something was, "2 hours" or "2 hours ago", and not when: "1 dec 2026".
+
+    PostgreSQL reads dec as a decade, too.
+    """
+    words = re.findall(r"[^\W\d_]+", text.lower())
+    begins = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", text, re.IGNORECASE)
+    ends = re.search(r"([a-z]|:\d\d(\.\d+)?)\s*$", text, re.IGNORECASE)
+    return bool(begins and ends and "dec" not in words and all(map(_UNITS.fullmatch, words)))
+
+
 # What Celery and Django call an option, and what it is called here.
 CELERY = {
     "countdown": "delay",

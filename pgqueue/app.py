@@ -139,8 +139,8 @@ class App(Hooks):
         The options are those of the SQL function `schedule`: every, timezone, catch_up, overlap, jitter, queue,
         priority, ... `args` are the task's keyword arguments. One task may have several, under different names.
         Raises DuplicateTask when the name is taken, ConfigError for neither or both of expression and every,
-        InvalidArgument when the arguments do not fit, TypeError for an unknown option, ConfigError for a wrong
-        expression.
+        InvalidArgument when the arguments or the value of an option do not fit, TypeError for an unknown option,
+        ConfigError for a wrong expression.
         """
         check_schedule_options(options)
         if (expression is None) == (options.get("every") is None):

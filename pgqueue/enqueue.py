@@ -281,7 +281,7 @@ def _send(
         task.check_connection(connection)
         return send(connection, task, [task.dump(each) for each in args], options, statement)
     drivers.check_is_connection(connection)
-    name = task if isinstance(task, str) else task.name
+    name = _name_of(task)
     if _telemetry.is_on():
         plain = Target()
         plain.name = name
@@ -289,8 +289,16 @@ def _send(
     return drivers.run(connection, statement(name, args, options))
 
 
+def _name_of(task: str | Named) -> str:
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if not isinstance(name, str):
+        hint = "decorate it with @app.task, or give a name" if callable(task) else "give a name, or a task"
+        raise TypeError(f"the task is {task!r}, which has no name: {hint}")
+    return name
+
+
 def _named(job: Mapping[str, Any]) -> Mapping[str, Any]:
     task = job.get("task")
     if isinstance(task, Target):
         return {**job, "task": task.name, "args": encoded(task, job.get("args") or {}), **task.declared()}
-    return job if task is None or isinstance(task, str) or not hasattr(task, "name") else {**job, "task": task.name}
+    return job if task is None or isinstance(task, str) else {**job, "task": _name_of(task)}

@@ -3,6 +3,9 @@
 create schema pgqueue_demo;
 comment on schema pgqueue_demo is 'The demo of pgqueue (pgqueue demo). Dropped and created again at each run.';
 
+create table pgqueue_demo.runs (first_id bigint not null);
+comment on column pgqueue_demo.runs.first_id is 'The jobs of this run of the demo have higher ids.';
+
 create table pgqueue_demo.orders (
     id bigint generated always as identity primary key,
     customer text not null,

@@ -54,14 +54,20 @@ def list_breakers(as_json: AsJson = False, dsn: Dsn = None) -> None:
 def set_breaker(
     kind: Kind,
     target: Target,
-    failures: Annotated[float, typer.Option(help="The share of failed attempts that opens it.")] = 0.5,
-    of: Annotated[int, typer.Option(help="Of how many attempts, the newest ones, at least.")] = 20,
-    pause: Annotated[str, typer.Option(help="How long nothing starts when it opens: '30 s'.")] = "30 s",
+    failures: Annotated[
+        float | None, typer.Option(help="The share of failed attempts that opens it. At first: 0.5.")
+    ] = None,
+    of: Annotated[
+        int | None, typer.Option(help="Of how many attempts, the newest ones, at least. At first: 20.")
+    ] = None,
+    pause: Annotated[
+        str | None, typer.Option(help="How long nothing starts when it opens: '5 min'. At first: '30 s'.")
+    ] = None,
     create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Set a breaker, or change it.
+    """Set a breaker, or change it. An option that is left out keeps its value.
 
     While it is open nothing starts. Then one job at a time does: an attempt that succeeds closes it, one that fails
     opens it for twice as long.
@@ -84,6 +90,8 @@ def remove_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn
 def close_breaker(kind: Kind, target: Target, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Close an open breaker: all of it starts again."""
     changed = ask(dsn, limits.resume(kind, target, "breaker"))
+    if not changed and not ask(dsn, limits.has_breaker(kind, target)):
+        output.not_found(f"There is no breaker {kind} {target}")
     _say(kind, target, "closed" if changed else "unchanged", changed, as_json)
 
 

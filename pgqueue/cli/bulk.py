@@ -90,16 +90,12 @@ def run(
         output.print_json({"action": action, "changed": changed, "skipped": skipped})
     else:
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
-        unknown = sorted(set(job_ids or ()) - set(known))
-        unfit = len(set(job_ids or ())) - len(unknown) - changed - skipped
+        unfit = len(set(job_ids or ()) & set(known)) - changed - skipped
         if unfit > 0:
             rest += f"; {unfit} skipped: not {_fitting(action, given)}"
             if action == "kill":
                 rest += "; to end the process of one that executes: pgqueue workers kill --job ID"
-        if unknown:
-            ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
-            rest += f"; there is no job {ids}, or its history has expired"
-        output.line(f"{how_many(changed, 'job')} {outcome}{rest}")
+        output.line(f"{how_many(changed, 'job')} {outcome}{rest}{_unknown(job_ids, known)}")
     if job_ids and not changed:
         raise typer.Exit(1)
 
@@ -118,6 +114,7 @@ def update(
         raise ConfigError("update what?", hint="give ids, or --where 'queue:mail task:import'")
     wanted: Filter = {"ids": job_ids} if where is None else _filter(where)
     with connected(dsn) as connection:
+        known = perform(connection, operate.jobs_of(job_ids or []))
         if where is not None and not yes:
             states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
             _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
@@ -126,7 +123,16 @@ def update(
         output.print_json({"action": "update", "changed": changed, "skipped": skipped})
     else:
         rest = f"; {skipped} skipped: locked, executing, or attempted already" if skipped else ""
-        output.line(f"{how_many(changed, 'job')} changed{rest}")
+        output.line(f"{how_many(changed, 'job')} changed{rest}{_unknown(job_ids, known)}")
+    if job_ids and not changed:
+        raise typer.Exit(1)
+
+
+def _unknown(job_ids: list[int] | None, known: list[int]) -> str:
+    """Name the jobs that there are not."""
+    unknown = sorted(set(job_ids or ()) - set(known))
+    ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
+    return f"; there is no job {ids}, or its history has expired" if unknown else ""
 
 
 def _update_chunks(

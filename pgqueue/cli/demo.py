@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +23,11 @@ from pgqueue.cli import demo_pages, output, ports
 from pgqueue.cli.child import interrupted_by_signals
 from pgqueue.cli.database import database
 from pgqueue.cli.demo_workflow import in_words, run_order
-from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.options import AsJson, Dsn, Yes, commands
 from pgqueue.cli.progress import progress
 from pgqueue.cli.tables import Table
-from pgqueue.config import own_dsn
-from pgqueue.db import operate, produce
+from pgqueue.config import describe_dsn, find_dsn, own_dsn
+from pgqueue.db import produce
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.schema import bundled
@@ -58,14 +58,17 @@ def demo(
         bool, typer.Option("--pages", help="Then keep the shop busy, with the operator's pages, until Ctrl-C.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 8081,
+    yes: Yes = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
     """Run a small shop: orders, payments, receipts.
 
     It is examples/shop, with a retry, a dead job, a killed worker and orders that are rolled back; and a workflow of
-    examples/workflows, which waits for an event.
+    examples/workflows, which waits for an event. Where a database is configured, it asks first.
     """
+    if not yes and (configured := find_dsn(dsn)) is not None:
+        _ask(configured, pages)
     # What the commands that it prints need to reach the same database.
     is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
     option = f" --dsn {shlex.quote(str(dsn))}" if is_said else ""
@@ -82,6 +85,16 @@ def demo(
                 raise typer.Exit from None
 
 
+def _ask(dsn: str, pages: bool) -> None:
+    """Print what the demo does to a database that is not its own, and ask."""
+    queues = "critical, default, mail, webhooks, products and reports" if pages else "critical and default"
+    output.message(
+        f"The demo would run on {describe_dsn(dsn)}: it makes the schema pgqueue_demo anew, and enqueues jobs."
+    )
+    output.message(f"Its workers run the jobs of its tasks, such as shop.confirm_order, in the queues {queues}.")
+    typer.confirm("Continue?", abort=True, err=True)
+
+
 def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: str = "") -> bool:
     """Run the shop on the database at `dsn`. True when every order got exactly one receipt, and nothing else did.
 
@@ -94,7 +107,7 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
     shop = importlib.import_module("shop.app")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob("order-*"):
+        for old in _receipts(directory):
             old.unlink()
     except OSError as error:
         raise ConfigError(
@@ -102,7 +115,7 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
         ) from error
 
     with psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row) as connection:
-        first_id = _prepare(connection, examples)
+        first_id = _prepare(connection, examples, tuple(shop.app.tasks))
         say(f"Two workers, queues critical and default; {orders} orders, every fifth is rolled back.")
         with _workers(dsn, examples, directory) as workers:
             # Else the first figures would include the start of two Pythons.
@@ -110,9 +123,9 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
             packing, killed = _kill_a_worker(connection, workers)
             say(f"{killed} was killed while it ran job {packing}; its lease of {_LEASE} s has to lapse.")
             placed = _place_orders(connection, shop, orders)
-            finished = _watch(connection, first_id, placed, directory)
+            finished = _watch(connection, first_id, placed, list(shop.app.tasks))
             order = run_order(connection, first_id, _await)
-        verdict = _check(connection, first_id, placed, directory)
+        verdict = _check(connection, first_id, placed, directory, list(shop.app.tasks))
         verdict["killed"] = _came_back(connection, packing, killed)
         verdict["workflow"] = order
         verdict["ok"] = verdict["ok"] and {verdict["killed"]["state"], order["state"]} == {"succeeded"}
@@ -123,16 +136,28 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
     return finished and bool(verdict["ok"])
 
 
-def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
+def _receipts(directory: Path) -> list[Path]:
+    """Return the files that a demo wrote, and no other whose name begins like theirs."""
+    return [path for path in directory.glob("order-[0-9]*.txt") if path.stem.removeprefix("order-").isdecimal()]
+
+
+def _prepare(connection: psycopg.Connection[Any], examples: Path, tasks: Collection[str]) -> int:
+    for earlier in _first_ids(connection):
+        # Jobs of an earlier demo belong to orders that no longer exist.
+        demo_pages.delete_jobs(connection, earlier, tasks, None)
     connection.execute("drop schema if exists pgqueue_demo cascade")
     connection.execute((examples / "shop" / "schema.sql").read_bytes())
-    for job in perform(connection, operate.list_jobs({}, 1000)):
-        if job["task"].startswith("shop."):
-            # Jobs of an earlier demo belong to orders that no longer exist.
-            perform(connection, operate.delete(job["id"]))
-    marker = perform(connection, produce.enqueue("shop.marker", {}, {"delay": "1 day"}))
-    perform(connection, operate.delete(marker))
+    marker = demo_pages.mark(connection)
+    connection.execute("insert into pgqueue_demo.runs (first_id) values (%s)", (marker,))
     return marker
+
+
+def _first_ids(connection: psycopg.Connection[Any]) -> list[int]:
+    """Return the id from which on an earlier demo enqueued its jobs, if there was one."""
+    row = connection.execute("select to_regclass('pgqueue_demo.runs') is not null").fetchone()
+    if row is None or not row[0]:
+        return []
+    return [each for (each,) in connection.execute("select first_id from pgqueue_demo.runs").fetchall()]
 
 
 @contextmanager
@@ -221,15 +246,15 @@ def _place_orders(connection: psycopg.Connection[Any], shop: Any, orders: int) -
     return placed
 
 
-def _watch(connection: psycopg.Connection[Any], first_id: int, placed: set[int], directory: Path) -> bool:
+def _watch(connection: psycopg.Connection[Any], first_id: int, placed: set[int], tasks: list[str]) -> bool:
     deadline = time.monotonic() + _PATIENCE
     with progress("jobs ended") as line:
         while time.monotonic() < deadline:
             row = connection.execute(
                 "select (select count(*) from pgqueue_demo.payments),"
                 " count(*) filter (where finished_at is not null), count(*)"
-                " from pgqueue.all_jobs where id > %s and task like 'shop.%%'",
-                (first_id,),
+                " from pgqueue.all_jobs where id > %s and task = any (%s)",
+                (first_id, tasks),
             ).fetchone()
             assert row is not None
             paid, ended, jobs = row
@@ -240,18 +265,20 @@ def _watch(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
     return False
 
 
-def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int], directory: Path) -> dict[str, Any]:
+def _check(
+    connection: psycopg.Connection[Any], first_id: int, placed: set[int], directory: Path, tasks: list[str]
+) -> dict[str, Any]:
     ran = connection.execute(
         "select queue, task, reserved_by, state::text, count(*), sum(attempts)::int,"
         " round(1000 * percentile_cont(0.5) within group (order by extract(epoch from reserved_at - run_at))"
         " filter (where attempts = 1 and losses = 0))::int,"
         " round(1000 * max(extract(epoch from reserved_at - run_at)) filter (where attempts = 1 and losses = 0))::int"
-        " from pgqueue.all_jobs where id > %s and task like 'shop.%%'"
+        " from pgqueue.all_jobs where id > %s and task = any (%s)"
         " group by 1, 2, 3, 4 order by 1, 2, 3, 4",
-        (first_id,),
+        (first_id, tasks),
     ).fetchall()
     names = ("queue", "task", "worker", "state", "jobs", "attempts", "median_wait_ms", "longest_wait_ms")
-    written = sorted(int(path.stem.removeprefix("order-")) for path in directory.glob("order-*.txt"))
+    written = sorted(int(path.stem.removeprefix("order-")) for path in _receipts(directory))
     retried = connection.execute(
         "select count(*) from pgqueue.all_jobs"
         " where id > %s and task = 'shop.confirm_order' and attempts = 3 and state = 'succeeded'",

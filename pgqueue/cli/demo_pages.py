@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +16,7 @@ from psycopg.rows import tuple_row
 from pgqueue.cli import output
 from pgqueue.cli.child import PATIENCE, Child, running
 from pgqueue.config import own_dsn
-from pgqueue.db import operate
+from pgqueue.db import operate, produce
 from pgqueue.db.call import perform
 from pgqueue.schema import bundled
 
@@ -24,6 +25,9 @@ _WORKERS = {
     "shop-1": ("-q", "mail,6", "-q", "webhooks,2", "-q", "products,1", "--concurrency", "12"),
     "shop-2": ("-q", "reports", "--concurrency", "2"),
 }
+
+
+_WAITING = ("waiting", "failed")
 
 
 def keep_open(dsn: str, port: int) -> None:
@@ -38,6 +42,8 @@ def keep_open(dsn: str, port: int) -> None:
     ]
     pages = Child("pages", ["web", "--port", str(port)], dsn)
     output.flush()
+    with _connect(dsn) as connection:
+        first_id = mark(connection)
     try:
         with running(*workers, pages), _connect(dsn) as connection:
             output.message(
@@ -51,15 +57,33 @@ def keep_open(dsn: str, port: int) -> None:
         # A new connection: the other one may have been interrupted in a statement. No signal ends this process any
         # more, so a database that is gone must not hold it.
         with suppress(psycopg.OperationalError), _connect(dsn) as connection:
-            _delete_what_waits(connection, shop)
+            # Leave no queue late that no worker serves any more.
+            delete_jobs(connection, first_id, list(shop.app.tasks), _WAITING)
+
+
+def mark(connection: psycopg.Connection[Any]) -> int:
+    """Return the id of a job that is enqueued and deleted: what is enqueued from now on has higher ones."""
+    marker = perform(connection, produce.enqueue("shop.marker", {}, {"delay": "1 day"}))
+    perform(connection, operate.delete(marker))
+    return marker
+
+
+def delete_jobs(
+    connection: psycopg.Connection[Any], after: int, tasks: Collection[str], states: Collection[str] | None
+) -> None:
+    """Delete the jobs of these tasks that were enqueued after another one, and leave all others: those in some states,
+    or all that do not execute, with history."""
+    while True:
+        rows = connection.execute(
+            "select id from pgqueue.all_jobs where id > %s and task = any (%s) and state <> 'executing'"
+            " and (%s::text[] is null or state::text = any (%s)) order by id limit 1000",
+            (after, list(tasks), None if states is None else list(states), None if states is None else list(states)),
+        ).fetchall()
+        if not rows:
+            return
+        after = rows[-1][0]
+        perform(connection, operate.bulk("delete", {"job_ids": [row[0] for row in rows]}, len(rows)))
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:
     return psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row, connect_timeout=5)
-
-
-def _delete_what_waits(connection: psycopg.Connection[Any], shop: Any) -> None:
-    """Leave no queue late that no worker serves any more."""
-    for task in shop.app.tasks:
-        for state in ("waiting", "failed"):
-            perform(connection, operate.bulk("delete", {"task": task, "state": state}, 10_000))

@@ -79,10 +79,12 @@ def cancel_group(group_id: GroupId, as_json: AsJson = False, dsn: Dsn = None) ->
     if ask(dsn, groups.find_group(group_id)) is None:
         output.not_found(f"There is no group {group_id}")
     state = ask(dsn, operate.cancel(group_id))
+    if state is None:
+        output.not_found(f"Group {group_id} has ended: there is nothing to cancel")
     if as_json:
         output.print_json({"id": group_id, "state": state})
     else:
-        output.line(f"Group {group_id}: {state or 'it has ended'}")
+        output.line(f"Group {group_id}: {state}")
 
 
 @app.command(name="retry")

@@ -106,7 +106,7 @@ def _move(
     names = _names(renamed or [])
     moved: Counter[tuple[str, str]] = Counter()
     refused: list[str] = []
-    running = 0
+    others = 0
     with connected(dsn) as connection, connection.transaction(force_rollback=dry_run):
         for part in parts:
             reader = Reader(connection, source, schema, part)
@@ -115,8 +115,9 @@ def _move(
                     f"there is no table {reader.table} of {source.name} in this database",
                     hint="name its --schema, or the database by --dsn",
                 )
-            running += reader.others()
+            reader.count()
             refused += _move_part(connection, reader, names, queue, moved)
+            others += reader.others()
         if refused and not leave_refused:
             raise ConfigError(
                 f"nothing was moved, because {how_many(len(refused), 'job')} would be refused here:"
@@ -128,7 +129,7 @@ def _move(
     verb = "would be moved" if dry_run else "moved"
     output.message(
         f"{how_many(sum(moved.values()), 'job')} {verb}; {len(refused)} refused and left;"
-        f" {running} running there, and left"
+        f" {others} running or locked there, and left"
     )
 
 

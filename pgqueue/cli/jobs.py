@@ -12,6 +12,7 @@ import psycopg
 import typer
 
 from pgqueue._filters import ORDERS, Filter, exactly, parse, quoted
+from pgqueue._options import is_age
 from pgqueue.cli import bulk, job_table, output
 from pgqueue.cli.completion import STATES
 from pgqueue.cli.database import ask, connected
@@ -141,8 +142,7 @@ def _as_filter(only: Mapping[str, Any]) -> Filter:
         wanted["ids"] = only["ids"]
     for name, end, age in (("since", "created_from", "age_to"), ("until", "created_to", "age_from")):
         if only[name] is not None:
-            ago = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", only[name], re.IGNORECASE)
-            wanted[age if ago else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
+            wanted[age if is_age(only[name]) else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
     return wanted
 
 
@@ -220,12 +220,15 @@ def show_logs(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Print the log lines of a job: what its handler wrote with job.log."""
+    """Print the log lines of a job: what its handler wrote with job.log.
+
+    With --follow and --json: each line as one JSON object on a line of its own.
+    """
     with connected(dsn) as connection:
         if perform(connection, observe.job(job_id)) is None:
             output.no_job(job_id)
         if as_json and not follow:
-            output.print_json(perform(connection, observe.job_log(job_id)))
+            output.print_json(_log_after(connection, job_id, 0))
             return
         after = 0
         while True:
@@ -233,7 +236,7 @@ def show_logs(
             ended = perform(connection, observe.ended_ago(job_id))
             lines = perform(connection, observe.job_log(job_id, after))
             for each in lines:
-                _show_line(each)
+                _print_line(each, as_json)
             output.flush()
             if lines:
                 after = lines[-1]["n"]
@@ -270,14 +273,21 @@ def show_stack(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 
 def _stack(connection: psycopg.Connection[Any], job_id: int, after: int) -> list[dict[str, Any]]:
+    return [each for each in _log_after(connection, job_id, after) if each["level"] == "STACK"]
+
+
+def _log_after(connection: psycopg.Connection[Any], job_id: int, after: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while lines := perform(connection, observe.job_log(job_id, after)):
-        found += [each for each in lines if each["level"] == "STACK"]
+        found += lines
         after = lines[-1]["n"]
     return found
 
 
-def _show_line(line: Mapping[str, Any]) -> None:
+def _print_line(line: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json_line(line)
+        return
     colour = {"ERROR": "red", "CRITICAL": "red", "WARNING": "yellow"}.get(line["level"])
     output.line(f"{when(line['at'])} attempt {line['attempt']} {line['level']:8} {line['line']}", colour)
 

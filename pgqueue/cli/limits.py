@@ -10,7 +10,7 @@ from pgqueue.cli import names, output
 from pgqueue.cli.completion import kinds_of_limits, kinds_of_pauses, sources_of_pauses
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
-from pgqueue.cli.options import AsJson, Dsn, Reason, commands
+from pgqueue.cli.options import AsJson, Dsn, For, Reason, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import limits, observe
 from pgqueue.db.call import perform
@@ -44,7 +44,6 @@ PauseTarget = Annotated[
         show_envvar=False,
     ),
 ]
-For = Annotated[str | None, typer.Option("--for", help="For this time: '1 hour'. Default: until it is resumed.")]
 Delay = Annotated[str, typer.Argument(metavar="DELAY", help="For this time: '30 s'.", show_envvar=False)]
 
 

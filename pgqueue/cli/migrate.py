@@ -52,13 +52,15 @@ def migrate(
     """
     if shard is not None and (sql or check or to == "base"):
         raise ConfigError("--shard does not go with --sql, --check or --to base", hint="give --shard alone")
+    if check and to != "head":
+        raise ConfigError("--check and --to were both given", hint="--check asks whether a database is at head")
     if sql:
         _print_script(to, start, check, as_json)
         return
     if start != "base":
         raise ConfigError("--from was given without --sql", hint="a database knows where it is: leave --from out")
     with database(dsn, migrated=False) as found:
-        if to != "head" and not check and not yes:
+        if to != "head" and not yes:
             _confirm(found, to)
         now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if shard is not None:

@@ -11,6 +11,7 @@ import typer
 from pgqueue.cli import output
 from pgqueue.db import operate
 from pgqueue.db.call import Call, perform
+from pgqueue.errors import AccessDenied
 
 # The kinds of names that can be looked up. The default queue is there before it has jobs.
 _NAMES: dict[str, Call[list[str]]] = {"queue": operate.queue_names(), "task": operate.task_names()}
@@ -37,7 +38,11 @@ def look_up(connection: psycopg.Connection[Any], kind: str, name: str) -> None:
 
 def doubt(connection: psycopg.Connection[Any], kind: str, name: str | None) -> str | None:
     """Return a note if nothing has this name and something has a similar one."""
-    known = [] if name is None else perform(connection, _NAMES[kind])
+    try:
+        known = [] if name is None else perform(connection, _NAMES[kind])
+    except AccessDenied:
+        # A producer may enqueue, and not read which names there are.
+        return None
     if name is None or name in known:
         return None
     nearest = _nearest(name, known)

@@ -49,6 +49,7 @@ Dsns = Annotated[
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reason = Annotated[str | None, typer.Option(help="Why: shown by why, explain and doctor.")]
+For = Annotated[str | None, typer.Option("--for", help="For this time: '1 hour'. Default: until it is resumed.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]

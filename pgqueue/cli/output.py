@@ -45,6 +45,11 @@ def print_json(value: object) -> None:
     sys.stdout.write(_printable_json(_indented(value)) + "\n")
 
 
+def print_json_line(value: object) -> None:
+    """Print a value as JSON on one line, for a reader of a stream."""
+    sys.stdout.write(_printable_json(json.dumps(value, ensure_ascii=False)) + "\n")
+
+
 def open_closed_streams() -> None:
     """Open stdin, stdout and stderr where they are closed, as some supervisors start daemons: no socket must get
     their numbers."""

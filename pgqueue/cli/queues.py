@@ -10,7 +10,7 @@ from pgqueue.cli import bulk, names, output, queue_table
 from pgqueue.cli.completion import queues
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
-from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reason, Reset, Yes, commands
+from pgqueue.cli.options import AsJson, ChunkSize, Dsn, For, Reason, Reset, Yes, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import limits, observe, operate
 from pgqueue.db.call import Call, perform
@@ -44,10 +44,15 @@ def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 @app.command(name="pause")
 def pause_queue(
-    queue: QueueName, reason: Reason = None, create: Create = False, as_json: AsJson = False, dsn: Dsn = None
+    queue: QueueName,
+    lasts: For = None,
+    reason: Reason = None,
+    create: Create = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
 ) -> None:
     """Start no more jobs of a queue; executing jobs continue, and producers can enqueue."""
-    _change(queue, limits.pause_queue(queue, reason), "paused", create, as_json, dsn)
+    _change(queue, limits.pause_queue(queue, reason, lasts), "paused", create, as_json, dsn)
 
 
 @app.command(name="resume")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated, Any
 
-import orjson
 import psycopg
 import typer
 
@@ -19,7 +20,8 @@ from pgqueue.cli.options import AsJson, Dsn, LogLevel, commands, parse_object
 from pgqueue.config import own_dsn
 from pgqueue.db import operate
 from pgqueue.db.call import Row, perform, perform_async
-from pgqueue.errors import ConfigError
+from pgqueue.db.json import to_json
+from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.job import Job
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.tasks import Task, TaskCall
@@ -29,6 +31,8 @@ app = commands()
 
 # A queue that no worker serves; the job is not committed before it has ended.
 _QUEUE = "pgqueue-run"
+
+_LEFT_TO_A_WORKER = ("waiting", "failed", "blocked")
 
 
 @app.command()
@@ -67,12 +71,28 @@ def run(
         else:
             job_id, ended = _run(one, given, tasks, here)
     state = ended[0] if ended is not None else "succeeded"
+    result = _as_json(found, results[-1] if results else None)
     if as_json:
-        output.print_json({"id": job_id, "state": state, "result": results[-1] if results else None})
+        output.print_json({"id": job_id, "state": state, "result": json.loads(result)})
     elif state == "succeeded":
-        output.line(orjson.dumps(results[-1], default=str).decode())
+        output.line(result)
     else:
-        output.line(f"job {job_id} is {state}: a worker continues with it")
+        left = ": a worker continues with it" if state in _LEFT_TO_A_WORKER else ""
+        output.line(f"job {job_id} is {state}{left}")
+
+
+def _as_json(task: Task[Any, Any], result: Any) -> str:
+    """Write a result as JSON, whatever it is: the job is committed by now, and an error would say that it is not."""
+    with suppress(Exception):
+        result = task.dump_result(result)
+    try:
+        return to_json(result, "result")
+    except InvalidArgument:
+        pass
+    try:
+        return json.dumps(result, default=str, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(str(result))
 
 
 def _run(call: TaskCall[Any], args: dict[str, Any], tasks: App, dsn: str) -> tuple[int, Row | None]:

@@ -52,6 +52,8 @@ def drop_share(limit_key: Tenant, as_json: AsJson = False, dsn: Dsn = None) -> N
 
 def _change(limit_key: str, weight: int | None, verb: str, as_json: bool, dsn: str | None) -> None:
     changed = ask(dsn, limits.set_share(limit_key, weight))
+    if weight is None and not changed:
+        output.not_found(f"There is no share of {limit_key}")
     if as_json:
         output.print_json({"limit_key": limit_key, "weight": weight, "changed": changed})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from pgqueue.db import drivers
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
-from pgqueue.db.json import args_to_json, as_interval, interval_text, to_json
+from pgqueue.db.json import args_to_json, as_interval, check_value, interval_text, to_json
 from pgqueue.db.produce import OPTION_TYPES
 from pgqueue.errors import InvalidArgument, PgQueueError
 
@@ -27,7 +27,8 @@ def perform_copy(connection: Any, jobs: Iterable[Mapping[str, object]]) -> dict[
     if first is None:
         return {}
     # Staged rows live as long as their transaction.
-    with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+    own = connection.connection() if drivers.is_session(connection) else connection
+    with drivers.lent(connection) or nullcontext(own) as mine, _own_transaction(mine):
         if isinstance(mine, psycopg.Connection):
             return _copy(mine, chain([first], rows))
         plan = _inserting(chain([first], rows))
@@ -50,7 +51,8 @@ async def perform_copy_async(connection: Any, jobs: Iterable[Mapping[str, object
     first = next(rows, None)
     if first is None:
         return {}
-    async with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+    own = await connection.connection() if drivers.is_session(connection) else connection
+    async with drivers.lent(connection) or nullcontext(own) as mine, _own_transaction(mine):
         if isinstance(mine, psycopg.AsyncConnection):
             return await _copy_async(mine, chain([first], rows))
         plan = _inserting(chain([first], rows))
@@ -184,12 +186,9 @@ def _staged(jobs: Iterable[Mapping[str, object]]) -> Iterator[tuple[object, ...]
 def _option_of_row(name: str, value: object, what: str) -> object:
     if value is None or isinstance(value, str):
         return value
+    check_value(f"{name} of {what}", value, OPTION_TYPES[name])
     if OPTION_TYPES[name] == "interval":
         return as_interval(f"{name} of {what}", value)
-    if isinstance(value, datetime) and value.tzinfo is None:
-        raise InvalidArgument(
-            f"{name} of {what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-        )
     if name in ("headers", "declared"):
         return to_json(value, f"{name} of {what}")
     if name in ("tags", "depends_on") and isinstance(value, Iterable):

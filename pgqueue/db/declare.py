@@ -11,7 +11,7 @@ import orjson
 from pgqueue._options import no_option
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, read_first
-from pgqueue.db.json import as_interval, interval_text, micros, read_instant, to_json
+from pgqueue.db.json import as_interval, check_value, interval_text, micros, read_instant, to_json
 
 
 def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
@@ -75,10 +75,11 @@ SCHEDULE_TYPES = {
 
 
 def check_schedule_options(options: Mapping[str, object]) -> None:
-    """Raise TypeError for an option that schedule does not have."""
-    for name in options:
+    """Raise TypeError for an option that schedule does not have, and InvalidArgument for a value read as another."""
+    for name, value in options.items():
         if name not in SCHEDULE_TYPES:
             raise no_option("a schedule", name, SCHEDULE_TYPES)
+        check_value(name, value, SCHEDULE_TYPES[name])
 
 
 def schedule(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date, timedelta
 from decimal import Decimal
 from inspect import iscoroutinefunction
@@ -117,7 +117,7 @@ def run_briefly(connection: Any, call: Call[T]) -> T | Awaitable[T]:
         return run(connection, call)
     if is_async(connection):
         return _run_briefly_async(connection, call)
-    if _is_session(connection):
+    if is_session(connection):
         # Not the session itself: the end of its own transaction would expire what it has loaded.
         return run_briefly(_unscoped(connection).get_bind(), call)
     try:
@@ -157,22 +157,34 @@ def lent(given: Any) -> Any:
 
 
 def transaction_on(connection: Any) -> Any:
-    """Return a context manager that begins a transaction and ends it: of psycopg, psycopg2, asyncpg or Django."""
+    """Return a context manager that begins a transaction and ends it, on a connection that commits by itself."""
     if hasattr(connection, "in_atomic_block"):
         # Imported here: a program with such a connection has Django.
         from django.db import transaction  # noqa: PLC0415
 
         return transaction.atomic(using=connection.alias)
+    if hasattr(connection, "exec_driver_sql"):
+        return _begun_async(connection) if is_async(connection) else _begun(connection)
     return connection.transaction() if hasattr(connection, "transaction") else connection
 
 
 def commits_by_itself(connection: Any) -> bool:
-    """Return whether each statement is a separate transaction: on psycopg, psycopg2, asyncpg or Django."""
+    """Return whether each statement is a separate transaction. A session of SQLAlchemy is asked by its connection."""
     if hasattr(connection, "in_atomic_block"):
         return not connection.in_atomic_block and bool(connection.get_autocommit())
+    if hasattr(connection, "exec_driver_sql"):
+        # Its isolation level is AUTOCOMMIT: SQLAlchemy speaks of a transaction that the database has not.
+        pooled = getattr(connection, "sync_connection", connection).connection
+        is_automatic = bool(getattr(pooled.dbapi_connection, "autocommit", False))
+        return is_automatic and not in_transaction(pooled.driver_connection)
     if hasattr(connection, "is_in_transaction"):
         return not connection.is_in_transaction()
     return bool(getattr(connection, "autocommit", False)) and not in_transaction(connection)
+
+
+def is_session(given: Any) -> bool:
+    """Return whether this is a session of SQLAlchemy: connection() returns its connection, or an awaitable of it."""
+    return hasattr(_unscoped(given), "get_bind")
 
 
 def is_accepted(connection: Any) -> bool:
@@ -202,7 +214,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 async def _run_briefly_async(connection: Any, call: Call[T]) -> T:
-    if _is_session(connection):
+    if is_session(connection):
         briefly: T = await _unscoped(connection).run_sync(run_briefly, call)
         return briefly
     try:
@@ -220,10 +232,6 @@ async def _run_briefly_async(connection: Any, call: Call[T]) -> T:
 def _end_read(connection: Any) -> None:
     if in_transaction(connection):
         connection.rollback()
-
-
-def _is_session(connection: Any) -> bool:
-    return hasattr(_unscoped(connection), "get_bind")
 
 
 def _unscoped(connection: Any) -> Any:
@@ -321,6 +329,28 @@ async def _by_async_lender(lender: Any, call: Call[T]) -> T:
 async def _lent_by_asyncpg(pool: Any) -> AsyncIterator[Any]:
     async with pool.acquire() as connection, connection.transaction():
         yield connection
+
+
+@contextmanager
+def _begun(connection: Any) -> Iterator[None]:
+    connection.exec_driver_sql("begin")
+    try:
+        yield
+    except BaseException:
+        connection.exec_driver_sql("rollback")
+        raise
+    connection.exec_driver_sql("commit")
+
+
+@asynccontextmanager
+async def _begun_async(connection: Any) -> AsyncIterator[None]:
+    await connection.exec_driver_sql("begin")
+    try:
+        yield
+    except BaseException:
+        await connection.exec_driver_sql("rollback")
+        raise
+    await connection.exec_driver_sql("commit")
 
 
 def _lent_by_pool(pool: Any) -> Any:
@@ -431,8 +461,10 @@ def _translated(error: Exception) -> PgQueueError | None:
     if isinstance(error, UnicodeEncodeError):
         return unwritable(error)
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__) or isinstance(error, ValueError):
-        # The driver cannot send it: a number out of range, a text with a NUL.
-        return InvalidArgument(str(error), hint="give a value that the option can have")
+        # The driver cannot send it: a number out of range, a text with a NUL. SQLAlchemy adds the statement and all
+        # parameters, and the arguments of a job are no part of a message.
+        reason = getattr(error, "orig", None) or error
+        return InvalidArgument(str(reason), hint="give a value that the option can have")
     return None
 
 

@@ -305,6 +305,21 @@ def as_interval(name: str, value: Any) -> Any:
         raise InvalidArgument(error.message, hint=error.hint) from None
 
 
+def check_value(what: str, value: object, kind: str | None = None) -> None:
+    """Refuse what PostgreSQL would read as another value: True as 1, a day as some midnight, 2.5 as 2."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
+    if isinstance(value, float | Decimal) and kind in ("integer", "bigint"):
+        raise InvalidArgument(f"{what} is {value}", hint="give a whole number")
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+            )
+    elif isinstance(value, date):
+        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")
+
+
 def interval_text(value: object) -> str:
     """Write a delay, which may be seconds, as text that PostgreSQL reads."""
     value = as_interval("the delay", value)

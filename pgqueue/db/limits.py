@@ -65,11 +65,28 @@ def throttle(kind: str, target: str, delay: timedelta | str, reason: str | None)
     )
 
 
-def set_breaker(kind: str, target: str, failures: float, of: int, pause: timedelta | str) -> Call[bool]:
-    """Stop a task or a limit_key where too many attempts fail; reads whether anything changed."""
+def set_breaker(
+    kind: str, target: str, failures: float | None, of: int | None, pause: timedelta | str | None
+) -> Call[bool]:
+    """Stop a task or a limit_key where too many attempts fail; reads whether anything changed. None: as it is set, else
+    0.5, 20 and 30 s."""
     return Call(
-        b"select pgqueue.set_breaker(%s::text, %s::text, %s::double precision, %s::integer, %s::interval)",
-        (kind, target, failures, of, pause),
+        b"select pgqueue.set_breaker(g.kind, g.target, failures => coalesce(%s::double precision, b.failures, 0.5),"
+        b" of => coalesce(%s::integer, b.of, 20), pause => coalesce(%s::interval, b.pause, '30 s'))"
+        b" from (values (%s::text, %s::text)) g (kind, target)"
+        b" left join pgqueue.breakers b on b.kind = g.kind and b.target = g.target",
+        (failures, of, pause, kind, target),
+        read_first,
+    )
+
+
+def has_breaker(kind: str, target: str) -> Call[bool]:
+    """Read whether a breaker counts for this task or limit_key: its own, or that of a prefix*."""
+    return Call(
+        b"select exists (select from pgqueue.breakers b, (values (%s::text, %s::text)) g (kind, target)"
+        b" where b.kind = g.kind and (b.target = g.target or (b.kind = 'limit_key' and right(b.target, 1) = '*'"
+        b" and starts_with(g.target, left(b.target, -1)))))",
+        (kind, target),
         read_first,
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pgqueue._options import is_age
 from pgqueue._remedies import with_thousands
 from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
 from pgqueue.db.json import Document, from_json, micros, read_instant, to_json
@@ -405,7 +405,7 @@ def jobs_of(job_ids: Sequence[int]) -> Call[list[int]]:
 
 def _instant(value: object) -> str:
     """Write a placeholder for an instant, or for how long ago it was: "2 hours", "2 hours ago"."""
-    if not re.match(r"\s*\d+(\.\d+)?\s*[a-z]", str(value), re.IGNORECASE):
+    if not is_age(str(value)):
         return "%s::timestamptz"
     # "ago" makes an interval negative.
     sign = "+" if str(value).rstrip().lower().endswith("ago") else "-"

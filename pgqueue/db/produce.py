@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import date, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import orjson
 from pgqueue._options import POLICY_IN_PARTS, Interval, no_option
 from pgqueue.db.arrays import elements
 from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
-from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
+from pgqueue.db.json import args_to_json, as_interval, check_value, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
 
@@ -114,7 +114,7 @@ def _batch_result(job_id: Any, outcome: Any, error: Any) -> BatchResult:
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
-        _check_value(f"{name} of job {number} of the batch", value)
+        check_value(f"{name} of job {number} of the batch", value)
         if name == "args" and value is not None:
             value = orjson.Fragment(args_to_json(value, f"args of job {number} of the batch"))
         if OPTION_TYPES.get(name) == "interval":
@@ -137,7 +137,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             raise no_option("a job", name, OPTION_TYPES)
         if value is None:
             continue
-        _check_value(name, value)
+        check_value(name, value, OPTION_TYPES[name])
         if OPTION_TYPES[name] == "interval":
             value = as_interval(name, value)
         elif name in ("headers", "declared"):
@@ -151,16 +151,3 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         names.append(name)
         values.append(value)
     return tuple(names), values
-
-
-def _check_value(what: str, value: object) -> None:
-    """Refuse values that PostgreSQL would read as others: True as 1, a day as its midnight in some time zone."""
-    if isinstance(value, bool):
-        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(
-                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-            )
-    elif isinstance(value, date):
-        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")

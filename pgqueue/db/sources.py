@@ -22,14 +22,14 @@ class Source:
     table    the table of its jobs, which must exist; for pgmq, one for each queue
     waiting  selects and locks its waiting jobs, in the order of their ids, those after %(after)s, at most %(most)s:
              id, task, payload, and options of enqueue
-    others   counts the jobs that are not moved, because they run or are locked
+    live     counts the jobs that wait or run; those that are not read run there, or another session has locked them
     """
 
     name: str
     schema: str
     table: str
     waiting: str
-    others: str
+    live: str
 
 
 PROCRASTINATE = Source(
@@ -45,7 +45,7 @@ PROCRASTINATE = Source(
     where j.status = 'todo' and j.id > %(after)s
     order by j.id limit %(most)s for update of j skip locked
     """,
-    "select count(*) from {table} j where j.status = 'doing'",
+    "select count(*) from {table} j where j.status in ('todo', 'doing')",
 )
 
 PGQUEUER = Source(
@@ -61,7 +61,7 @@ PGQUEUER = Source(
     where j.status = 'queued' and j.id > %(after)s
     order by j.id limit %(most)s for update of j skip locked
     """,
-    "select count(*) from {table} j where j.status = 'picked'",
+    "select count(*) from {table} j where j.status in ('queued', 'picked')",
 )
 
 GRAPHILE_WORKER = Source(
@@ -81,7 +81,7 @@ GRAPHILE_WORKER = Source(
     where j.locked_at is null and j.attempts < j.max_attempts and j.id > %(after)s
     order by j.id limit %(most)s for update of j skip locked
     """,
-    "select count(*) from {table} j where j.locked_at is not null",
+    "select count(*) from {table} j where j.locked_at is not null or j.attempts < j.max_attempts",
 )
 
 PGMQ = Source(
@@ -98,7 +98,7 @@ PGMQ = Source(
     where (j.vt <= now() or j.read_ct = 0) and j.msg_id > %(after)s
     order by j.msg_id limit %(most)s for update of j skip locked
     """,
-    "select count(*) from {table} j where j.vt > now() and j.read_ct > 0",
+    "select count(*) from {table} j",
 )
 
 
@@ -115,6 +115,8 @@ class Reader:
         self.table = source.table or f"q_{queue}"
         self._id = "msg_id" if source is PGMQ else "id"
         self._after = 0
+        self._live = 0
+        self._read = 0
 
     def exists(self) -> bool:
         """Return whether the table exists."""
@@ -123,10 +125,15 @@ class Reader:
         ).fetchone()
         return bool(row and row[0])
 
+    def count(self) -> None:
+        """Count the jobs that wait or run, before the first are read."""
+        row = self._connection.execute(self._written(self._source.live)).fetchone()
+        self._live = int(row[0]) if row else 0
+
     def others(self) -> int:
-        """Count the jobs that run now, and are not moved."""
-        row = self._connection.execute(self._written(self._source.others)).fetchone()
-        return int(row[0]) if row else 0
+        """Return how many of the counted jobs were not read: they run now, or another session has locked them."""
+        # More have come since.
+        return max(self._live - self._read, 0)
 
     def next(self, most: int = 1000) -> list[tuple[int, dict[str, Any]]]:
         """Lock and return the next waiting jobs: the id of each there, and the job for `enqueue_batch`."""
@@ -136,6 +143,7 @@ class Reader:
             rows = cursor.execute(self._written(self._source.waiting), given, binary=True).fetchall()
         if rows:
             self._after = rows[-1]["id"]
+            self._read += len(rows)
         return [(row.pop("id"), _job(row)) for row in rows]
 
     def delete(self, ids: list[int]) -> None:

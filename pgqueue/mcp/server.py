@@ -43,6 +43,9 @@ _CHILDREN = 100
 # Characters of a JSON document that are shown.
 _LONGEST = 50_000
 
+# Characters of one text of an error: of a traceback its last ones, where the error was raised.
+_LONGEST_TEXT = 4_000
+
 _DOCUMENTS = ("args", "headers", "result")
 
 _INSTRUCTIONS = """pgqueue is a job queue in PostgreSQL. Begin with doctor when something is wrong, with explain_job
@@ -133,7 +136,8 @@ class Reading:
             return {"jobs": [_given(each) for each in perform(connection, observe.jobs(page.ids))], "next": page.next}
 
     def show_job(self, job_id: JobId) -> dict[str, Any]:
-        """Show one job: its columns, args, errors with tracebacks, steps, the jobs around it, and why it is so."""
+        """Show one job: its columns, args, errors with tracebacks (the newest first; of a long one, its end), steps,
+        the jobs around it, and why it is so."""
         with _transaction(self._dsn) as connection:
             job = perform(connection, observe.job(job_id))
             if job is None:
@@ -142,7 +146,8 @@ class Reading:
             children = perform(connection, groups.children(job_id, _CHILDREN))
             why = perform(connection, operate.explain(job_id))
         found = _given({name: job[name] for name in job if name not in (*_DOCUMENTS, "errors")})
-        shown = ["errors"] if self._options.hide_args else ["errors", *_DOCUMENTS]
+        shown = [] if self._options.hide_args else _DOCUMENTS
+        found["errors"] = _errors(job.texts["errors"], self._options.redact)
         found |= {name: _document(job.texts[name], self._options.redact) for name in shown if name in job.texts}
         return {**_given(found), "parents": parents, "children": children, "steps": steps, "explanation": _given(why)}
 
@@ -237,6 +242,30 @@ def _no_job(job_id: int) -> ToolError:
 def _given(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without its empty columns: an agent pays for each word."""
     return {name: value for name, value in row.items() if value not in (None, [], {})}
+
+
+def _errors(text: str, redact: Sequence[str]) -> Any:
+    """Return the errors of a job, the newest first, as many as may be shown; of long texts the part that tells most."""
+    try:
+        errors = json.loads(text, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return "a JSON document that cannot be read here"
+    shown: list[Any] = []
+    left = _LONGEST
+    for error in reversed(errors or []):
+        cut = {name: _part(name, each) for name, each in error.items()} if isinstance(error, dict) else error
+        shown.append(_redacted(cut, redact, _DEEPEST))
+        left -= len(json.dumps(shown[-1]))
+        if left < 0:
+            older = len(errors) - len(shown) + 1
+            return [*shown[:-1], f"{older} older errors: too long to show"]
+    return shown
+
+
+def _part(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _LONGEST_TEXT:
+        return value
+    return f"... {value[-_LONGEST_TEXT:]}" if name == "traceback" else f"{value[:_LONGEST_TEXT]} ..."
 
 
 def _document(text: str, redact: Sequence[str]) -> Any:

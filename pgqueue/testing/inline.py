@@ -73,9 +73,10 @@ async def _run_async(
 
 
 def _given(options: dict[bytes, Any]) -> Given:
-    headers = options.get(b"headers")
+    headers, declared = options.get(b"headers"), options.get(b"declared")
+    declared_queue = None if declared is None else from_json(declared).get("queue")
     return Given(
         headers=None if headers is None else from_json(headers),
-        queue=options.get(b"queue") or "default",
+        queue=options.get(b"queue") or declared_queue or "default",
         key=options.get(b"key"),
     )

@@ -242,6 +242,10 @@ async def limit(context: Context) -> Response:
     context.require("act" if one(form, "do") in ("pause", "resume") else "limits")
     kind, target = one(form, "kind"), one(form, "target")
     if one(form, "do") == "pause":
+        if one(form, "exact") and kind == "limit_key" and target.endswith("*"):
+            raise InvalidArgument(
+                f"a pause of {target} holds each limit_key that begins so", hint="enqueue with one that ends in no *"
+            )
         await change(context, limits.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
         return context.go("limits", said="it is paused")
     if one(form, "do") == "resume":
@@ -255,8 +259,9 @@ async def limit(context: Context) -> Response:
         await change(context, limits.drop_limit(kind, target))
         return context.go("limits", said="the limit is removed")
     if one(form, "do") == "set_breaker":
-        share, of = (_maybe_number(form, "failures") or 50) / 100, _maybe_number(form, "of") or 20
-        await change(context, limits.set_breaker(kind, target, share, of, one(form, "pause").strip() or "30 s"))
+        percent, of, pause = _maybe_number(form, "failures"), _maybe_number(form, "of"), one(form, "pause").strip()
+        share = None if percent is None else percent / 100
+        await change(context, limits.set_breaker(kind, target, share, of, pause or None))
         return context.go("limits", said="the breaker counts from now on")
     if one(form, "do") == "remove_breaker":
         await change(context, limits.remove_breaker(kind, target))

@@ -59,7 +59,7 @@ def run_process(tmp_path: Path) -> Run:
             env=environment_without_dsn() | environment,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)

@@ -26,5 +26,5 @@ def interrupted(conn: psycopg.Connection, dsn: str, *words: str) -> tuple[int, s
     )
     wait_until(lambda: value(conn, _SLEEPS))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     return process.returncode, out, err

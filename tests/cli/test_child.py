@@ -30,7 +30,7 @@ except KeyboardInterrupt:
 def _sent(hup: str) -> list[str]:
     """Return the signals that were sent until one of them interrupted the program."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(hup=hup)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _PROGRAM.format(hup=hup)], capture_output=True, text=True, check=True, timeout=280
     )
     *sent, end = done.stdout.split()
     assert end == "interrupted"

@@ -466,7 +466,8 @@ def test_shares_are_set_listed_and_dropped(run: Run) -> None:
     assert run("shares", "list", "--json").json() == [{"limit_key": "tenant:5", "weight": 3}]
     done = run("shares", "drop", "tenant:5", "--json").json()
     assert done == {"limit_key": "tenant:5", "weight": None, "changed": True}
-    assert run("shares", "drop", "tenant:5").out == "Share of tenant:5: unchanged\n"
+    gone = run("shares", "drop", "tenant:5")
+    assert (gone.code, gone.err) == (1, "There is no share of tenant:5\n")
 
 
 def test_a_queue_is_made_fair_and_plain_again(run: Run, conn: psycopg.Connection) -> None:
@@ -507,6 +508,12 @@ def test_a_limit_of_units_is_set_listed_and_dropped_by_parts(run: Run, conn: psy
     assert value(conn, "select cost from pgqueue.jobs where id = %s", job_id) == 1200
 
 
+def test_a_queue_is_paused_for_a_time(run: Run, conn: psycopg.Connection) -> None:
+    enqueue(conn, queue="mail")
+    assert run("queues", "pause", "mail", "--for", "1 hour", "--reason", "deploy").out == "Queue mail: paused\n"
+    assert value(conn, "select round(extract(epoch from until - at)) from pgqueue.pauses") == 3600
+
+
 def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "charge")
     assert run("breakers", "set", "task", "charge", "--of", 1).out == "Breaker task charge: set\n"
@@ -521,8 +528,20 @@ def test_breakers_are_set_listed_closed_and_removed(run: Run, conn: psycopg.Conn
     assert run("breakers", "close", "task", "charge").out == "Breaker task charge: closed\n"
     assert run("breakers", "close", "task", "charge").out == "Breaker task charge: unchanged\n"
     assert run("breakers", "remove", "task", "charge").out == "Breaker task charge: removed\n"
-    gone = run("breakers", "remove", "task", "charge")
-    assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
+    for command in ("remove", "close"):
+        gone = run("breakers", command, "task", "charge")
+        assert (gone.code, gone.err) == (1, "There is no breaker task charge\n")
+    run("breakers", "set", "limit_key", "tenant:*")
+    assert run("breakers", "close", "limit_key", "tenant:5").code == 0
+
+
+def test_an_option_of_a_breaker_that_is_left_out_keeps_its_value(run: Run, conn: psycopg.Connection) -> None:
+    run("breakers", "set", "task", "charge", "--failures", 0.1, "--of", 50, "--create")
+    assert run("breakers", "set", "task", "charge", "--pause", "5 min", "--create").code == 0
+    [breaker] = run("breakers", "list", "--json").json()
+    assert (breaker["failures"], breaker["of"], breaker["pause"]) == (0.1, 50, "00:05:00")
+    refused = run("breakers", "set", "task", "charge", "--pause", "x", "--create")
+    assert (refused.code, refused.err.startswith("pgqueue: pause: invalid input syntax")) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "retry", "cancel", "delete"])
@@ -571,7 +590,7 @@ def test_grant_refuses_what_it_does_not_know(arguments: list[str], said: str, ru
 
 
 def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
-    done = run("demo", "--orders", 12, "--directory", tmp_path / "receipts", "--json")
+    done = run("demo", "--yes", "--orders", 12, "--directory", tmp_path / "receipts", "--json")
     assert done.code == 0, done.err
     verdict = done.json()
     assert verdict["ok"] is True
@@ -596,7 +615,14 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Path, database: Database) -> None:
     done = run(
-        "demo", "--orders", 7, "--directory", tmp_path / "receipts", "--dsn", uri(database.dsn, application_name="demo")
+        "demo",
+        "-y",
+        "--orders",
+        7,
+        "--directory",
+        tmp_path / "receipts",
+        "--dsn",
+        uri(database.dsn, application_name="demo"),
     )
     assert done.code == 0, done.err
     printed = re.findall(r"^  (.*pgqueue.*)$", done.out, re.MULTILINE)
@@ -610,7 +636,7 @@ def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Pat
 
 def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused = run("demo", "--directory", tmp_path / "file" / "receipts")
+    refused = run("demo", "--yes", "--directory", tmp_path / "file" / "receipts")
     assert (refused.code, refused.out) == (2, "")
     assert "Not a directory; give another --directory" in refused.err
 

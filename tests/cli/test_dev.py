@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from tests.workers import environment_without_dsn
 
 TASKS = """
 import asyncio, logging
-from pgqueue import App, Job
+from datetime import UTC, datetime
+from decimal import Decimal
+from pgqueue import App, Cancel, Job
 
 app = App()
 
@@ -38,6 +41,20 @@ async def fail(job: Job):
 async def nap(job: Job):
     await job.step("first", lambda: 1)
     await job.sleep("nap", "1 hour")
+
+@app.task
+def compute(what: str):
+    return {
+        "instant": {"at": datetime(2026, 12, 24, 18, tzinfo=UTC), "price": Decimal("1.50")},
+        "number": {1: "a"},
+        "long": 2**70,
+        "pair": {(1, 2): "a"},
+        "nan": float("nan"),
+    }[what]
+
+@app.task
+def give_up():
+    raise Cancel("no longer needed")
 """
 
 
@@ -54,6 +71,33 @@ def test_a_task_runs_here_with_its_log_and_prints_its_result(
     assert (done.code, done.out) == (0, '{"said":"hello Ada"}\n')
     assert "hello Ada" in done.err
     assert value(conn, "select array_agg(state::text) from pgqueue.all_jobs") == ["succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("what", "result"),
+    [
+        ("instant", {"at": "2026-12-24T18:00:00Z", "price": "1.50"}),
+        ("number", {"1": "a"}),
+        ("long", 2**70),
+        ("pair", "{(1, 2): 'a'}"),
+        ("nan", "nan"),
+    ],
+)
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_result_that_is_no_json_is_printed_for_its_job_is_committed(
+    what: str, result: object, option: list[str], run_process: Run, here: Path, database: Database
+) -> None:
+    done = run_process("run", "jobs:compute", json.dumps({"what": what}), *option, PGQUEUE_DSN=database.dsn)
+    assert done.code == 0, done
+    assert (done.json()["result"] if option else done.json()) == result
+
+
+def test_no_worker_continues_with_a_task_that_cancels_itself(
+    run_process: Run, here: Path, database: Database, conn: psycopg.Connection
+) -> None:
+    done = run_process("run", "jobs:give_up", PGQUEUE_DSN=database.dsn)
+    job_id = value(conn, "select max(id) from pgqueue.all_jobs")
+    assert (done.code, done.out) == (0, f"job {job_id} is cancelled\n")
 
 
 def test_a_task_that_fails_leaves_nothing(
@@ -79,7 +123,7 @@ def test_a_task_that_sleeps_is_left_to_a_worker(
     ("arguments", "says"),
     [
         (["greet"], "give its module and its name: shop.tasks:send_email"),
-        (["jobs:greets"], "its tasks are: fail, greet, shop.nap"),
+        (["jobs:greets"], "its tasks are: compute, fail, give_up, greet, shop.nap"),
         (["jobs:greet", "{'name': 1}"], "ARGS is not JSON"),
         # A float in its place would be another amount.
         (["jobs:greet", '{"name": 100000000000000000001}'], "Integer exceeds 64-bit range"),
@@ -135,5 +179,5 @@ def test_a_changed_file_starts_the_worker_anew_and_an_interrupt_ends_all(
     wait_until(lambda: len(workers()) == 1 and workers() != [before])
     wait_until(lambda: enqueue(conn, "greet", {"name": "Eve"}) and "worker | " in log() and "good evening Eve" in log())
     dev.send_signal(signal.SIGINT)
-    assert dev.wait(60) == 0
+    assert dev.wait(240) == 0
     assert workers() == []

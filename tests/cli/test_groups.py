@@ -25,6 +25,8 @@ def test_a_group_from_open_to_retried(conn: psycopg.Connection, run: Run) -> Non
     assert f"Group {group}: requested" in run("groups", "cancel", str(group)).out or state(conn, group) == "cancelled"
     maintain(conn)
     assert state(conn, group) == "cancelled"
+    ended = run("groups", "cancel", str(group))
+    assert (ended.code, ended.err) == (1, f"Group {group} has ended: there is nothing to cancel\n")
     assert run("groups", "retry", str(group), "--yes").code == 0
     assert [state(conn, each) for each in (group, *members)] == ["blocked", *["waiting"] * 3]
     again = run("groups", "retry", str(group), "--yes")

@@ -63,7 +63,7 @@ async def test_procrastinates_waiting_jobs_are_moved(database: Database, procras
     )
     before = value(procrastinate, "select count(*) from procrastinate_jobs")
     output = await asyncio.to_thread(run, database, "procrastinate", "--dry-run")
-    assert "2 jobs would be moved; 0 refused and left; 1 running there, and left" in output
+    assert "2 jobs would be moved; 0 refused and left; 1 running or locked there, and left" in output
     assert jobs(procrastinate) == []
     assert value(procrastinate, "select count(*) from procrastinate_jobs") == before
     output = await asyncio.to_thread(run, database, "procrastinate", "--task", "mail.send=send_email")
@@ -89,6 +89,19 @@ def test_many_are_moved_in_order_and_at_once(database: Database, procrastinate: 
     assert value(procrastinate, "select count(*) from procrastinate_jobs") == 0
     order = "select array_agg((args ->> 'n')::int order by id) from pgqueue.jobs where queue = 'other'"
     assert value(procrastinate, order) == list(range(1, 2501))
+
+
+@needs("procrastinate")
+def test_jobs_that_another_session_has_locked_are_left_and_counted(
+    database: Database, procrastinate: psycopg.Connection
+) -> None:
+    procrastinate.execute(
+        "insert into procrastinate_jobs (queue_name, task_name) select 'q', 't' from generate_series(1, 3)"
+    )
+    with procrastinate.transaction():
+        procrastinate.execute("select from procrastinate_jobs where id = 2 for update")
+        said = run(database, "procrastinate")
+    assert "2 jobs moved; 0 refused and left; 1 running or locked there, and left" in said
 
 
 @needs("procrastinate")
@@ -135,7 +148,7 @@ def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Conne
         [sys.executable, "-m", "pgqueuer", "--pg-dsn", database.dsn, "install"],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=280,
     )
     conn.execute(
         "insert into pgqueuer (priority, execute_after, status, entrypoint, payload, dedupe_key, headers) values"
@@ -144,7 +157,7 @@ def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Conne
         r" (0, now(), 'queued', 'fetch', '\xff00', null, null),"
         " (0, now(), 'picked', 'fetch', null, null, null), (0, now(), 'queued', 'tick', null, null, null)"
     )
-    assert "4 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "pgqueuer")
+    assert "4 jobs moved; 0 refused and left; 1 running or locked there, and left" in run(database, "pgqueuer")
     assert [row[:2] for row in jobs(conn)] == [
         ("fetch", {"url": "x"}),
         ("fetch", {"payload": "plain text"}),
@@ -163,7 +176,9 @@ def test_pgmqs_unread_messages_are_moved(database: Database, conn: psycopg.Conne
     conn.execute("""select pgmq.send('mail', '{"read": true}'); select pgmq.read('mail', 600, 1)""")
     conn.execute("""select pgmq.send('mail', '{"to": "a"}'); select pgmq.send('mail', '[1, 2]', 3600)""")
     conn.execute("""select pgmq.send('other', '{"n": 1}')""")
-    assert "3 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "pgmq", "mail", "other")
+    assert "3 jobs moved; 0 refused and left; 1 running or locked there, and left" in run(
+        database, "pgmq", "mail", "other"
+    )
     assert [(*row[:2], row[7]) for row in jobs(conn)] == [
         ("mail", {"to": "a"}, False),
         ("mail", {"payload": [1, 2]}, True),
@@ -180,13 +195,13 @@ def test_graphile_workers_jobs_are_moved(database: Database, conn: psycopg.Conne
         ["npm", "install", "--silent", "--no-audit", "--no-fund", "graphile-worker@0.17"],
         cwd=tmp_path,
         capture_output=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     if installed.returncode:
         pytest.skip("graphile-worker cannot be installed")
     worker = tmp_path / "node_modules" / ".bin" / "graphile-worker"
-    subprocess.run([worker, "--schema-only", "-c", database.dsn], check=True, capture_output=True, timeout=60)
+    subprocess.run([worker, "--schema-only", "-c", database.dsn], check=True, capture_output=True, timeout=280)
     conn.execute(
         """
         select graphile_worker.add_job('send', '{"to": "a"}');
@@ -199,7 +214,7 @@ def test_graphile_workers_jobs_are_moved(database: Database, conn: psycopg.Conne
         update graphile_worker._private_jobs set attempts = 2 where key = 'k'
         """
     )
-    assert "3 jobs moved; 0 refused and left; 1 running there, and left" in run(database, "graphile-worker")
+    assert "3 jobs moved; 0 refused and left; 1 running or locked there, and left" in run(database, "graphile-worker")
     assert jobs(conn) == [
         ("send", {"to": "a"}, "default", 0, None, None, 25, False),
         ("send", {"to": "b"}, "default", 5, "serial", "k", 5, True),

@@ -93,6 +93,21 @@ async def test_an_agent_finds_out_why_jobs_do_not_run(database: Database, conn: 
         assert "there is no job" in await refused(client, "explain_job", job_id=later + 1000)
 
 
+async def test_an_agent_sees_the_newest_errors_of_a_job_however_long_they_are(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    job_id = enqueue(conn, "send_email", max_attempts=40, retry_policy="fixed", retry_delay="0")
+    for attempt in range(1, 11):
+        held = reserve_one(conn)
+        error = {"class": "KeyError", "message": "m" * 9000, "traceback": f"{'x' * 9000} line {attempt}"}
+        call(conn, "fail", held.id, held.reservation, Jsonb(error))
+    async with agent(database) as client:
+        *errors, rest = (await ask(client, "show_job", job_id=job_id))["errors"]
+    assert [each["traceback"].rpartition(" line ")[2] for each in errors] == ["10", "9", "8", "7", "6", "5"]
+    assert {len(each["traceback"]) for each in errors} == {4004}
+    assert rest == "4 older errors: too long to show"
+
+
 def _findings(conn: psycopg.Connection) -> list[dict[str, str]]:
     return [row[0] for row in conn.execute("select to_jsonb(d) from pgqueue.doctor() d").fetchall()]
 

@@ -65,6 +65,7 @@ def test_the_script_installs_what_migrate_installs(run: Run, dsn: str) -> None:
         (["--sql", "--check"], "--sql and --check were both given"),
         (["--sql", "--json"], "--sql and --json were both given"),
         (["--from", "0001"], "--from was given without --sql"),
+        (["--check", "--to", "0001"], "--check and --to were both given"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(arguments: list[str], said: str, run: Run, dsn: str) -> None:

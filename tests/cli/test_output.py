@@ -29,7 +29,7 @@ def test_a_character_that_stdout_lacks_is_printed_as_an_escape(
     for command in (["list"], ["list", "--json"], ["show", job_id], ["show", job_id, "--json"]):
         command_line = [sys.executable, "-m", "pgqueue", "jobs", *map(str, command)]
         done = subprocess.run(
-            command_line, env={**os.environ, **environment}, capture_output=True, timeout=60, check=False
+            command_line, env={**os.environ, **environment}, capture_output=True, timeout=280, check=False
         )
         assert (done.returncode, done.stderr) == (0, b"")
         shown = done.stdout.decode(encoding)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.calls import call, enqueue, maintain, reserve_one
+from tests.calls import call, enqueue, job, maintain, reserve_one
 from tests.cli.commands import commands
 from tests.cli.conftest import Run
 from tests.databases import Database, uri
@@ -123,3 +123,13 @@ def test_readers_and_operators_run_every_command_that_reads(
             assert "permission denied" in done.err
     assert {("status",), ("jobs", "list"), ("schedules", "list"), ("limits", "list")} <= set(reading)
     assert ("jobs", "delete") not in reading
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("kind", ["producer"])
+def test_a_producer_enqueues_although_it_cannot_read_which_names_there_are(
+    database: Database, run: Run, conn: psycopg.Connection, role: str
+) -> None:
+    done = run("enqueue", "tt", "--queue", "mails", "--dsn", uri(database.dsn, options=f"-c role={role}"))
+    assert (done.code, done.err) == (0, "")
+    assert job(conn, int(done.out)).queue == "mails"

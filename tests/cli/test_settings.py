@@ -295,7 +295,9 @@ def test_a_worker_without_stdout_runs_jobs_and_so_do_the_programs_of_its_handler
     job_id = enqueue(conn, "loud")
     command = f'"$0" -m pgqueue worker -r jobs --until-empty {closed}'
     environment = {**os.environ, "PGQUEUE_DSN": database.dsn}
-    done = subprocess.run(["sh", "-c", command, sys.executable], cwd=tmp_path, env=environment, check=False, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], cwd=tmp_path, env=environment, check=False, timeout=280
+    )
     assert done.returncode == 0
     assert job(conn, job_id).state == "succeeded"
 
@@ -335,7 +337,7 @@ def test_commands_work_in_a_directory_that_was_removed(
             continue
         script = f"rmdir {gone}; {command} 2>&1; status=$?; mkdir {gone}; exit $status"
         done = subprocess.run(
-            ["sh", "-c", script, sys.executable], cwd=gone, env=environment, capture_output=True, text=True, timeout=60
+            ["sh", "-c", script, sys.executable], cwd=gone, env=environment, capture_output=True, text=True, timeout=280
         )
         assert says in done.stdout, command
         assert done.returncode == (2 if "removed" in says else 0), command
@@ -411,7 +413,7 @@ def test_the_private_server_can_be_kept_running_and_reached_by_other_programs(ru
             assert "task must be" in refused.err
             assert "CONTEXT" not in refused.err
             server.send_signal(signal.SIGINT)
-            assert server.wait(20) == 0
+            assert server.wait(240) == 0
         finally:
             server.kill()
             embedded.stop(tmp_path / ".pgqueue")

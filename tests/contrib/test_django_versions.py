@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "--ignore-requires-python"]
-    done = subprocess.run([*command, "--no-deps"], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([*command, "--no-deps"], capture_output=True, text=True, timeout=280, check=False)
     if done.returncode:
         pytest.skip(f"not to be had from PyPI: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
 

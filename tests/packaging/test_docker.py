@@ -95,7 +95,7 @@ def test_the_services_wait_for_others_that_exist_and_mount_what_exists() -> None
 
 def test_the_commands_of_the_services_do_what_they_are_for(empty_database: Database) -> None:
     dsn = empty_database.dsn
-    assert start("migrate", dsn).wait(60) == 0
+    assert start("migrate", dsn).wait(240) == 0
     started: list[subprocess.Popen[bytes]] = []
     health, pages = free_port(), free_port()
     try:
@@ -112,7 +112,7 @@ def test_the_commands_of_the_services_do_what_they_are_for(empty_database: Datab
         assert "pgqueue_worker_ready" in ask(health, "/metrics")
         wait_until(lambda: "pgqueue_queue_jobs" in ask(pages, "/metrics"), timeout=60)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        assert worker.wait(240) == 0
     finally:
         for each in started:
             each.kill()

@@ -76,7 +76,7 @@ def run(site: Path, *arguments: str, dsn: str = "") -> subprocess.CompletedProce
     environment = {**environment_without_dsn(), "PYTHONPATH": os.fspath(site), "PGQUEUE_DSN": dsn}
     # -S: without the packages of this environment.
     return subprocess.run(
-        [sys.executable, "-S", *arguments], cwd=site, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, "-S", *arguments], cwd=site, env=environment, capture_output=True, text=True, timeout=280
     )
 
 

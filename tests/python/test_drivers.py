@@ -608,13 +608,51 @@ async def test_a_load_on_a_connection_that_commits_by_itself_has_a_transaction_o
     own.autocommit = True
     assert pgqueue.enqueue_copy(own, [{"task": "b"}]) == {"inserted": 1}
     own.close()
-    with (
-        engine(database, "psycopg") as made,
-        made.connect().execution_options(isolation_level="AUTOCOMMIT") as automatic,
-        pytest.raises(InvalidArgument, match="nothing is staged in this transaction"),
-    ):
-        pgqueue.enqueue_copy(automatic, [{"task": "c"}])
     assert [task for task, _ in jobs(conn)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_load_on_an_automatic_connection_of_sqlalchemy_has_a_transaction_of_its_own(
+    driver: str, database: Database, conn: psycopg.Connection
+) -> None:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    with engine(database, driver) as made:
+        automatic = made.execution_options(isolation_level="AUTOCOMMIT")
+        with automatic.connect() as connection:
+            assert pgqueue.enqueue_copy(connection, [{"task": "a"}]) == {"inserted": 1}
+            with pytest.raises(InvalidArgument, match="row 2 of the load"):
+                pgqueue.enqueue_copy(connection, [{"task": "b"}, {"task": ""}])
+            connection.exec_driver_sql("begin")
+            assert pgqueue.enqueue_copy(connection, [{"task": "c"}]) == {"inserted": 1}
+            connection.exec_driver_sql("rollback")
+            assert pgqueue.enqueue_copy(connection, [{"task": "d"}]) == {"inserted": 1}
+        with orm.Session(automatic) as session:
+            assert pgqueue.enqueue_copy(session, [{"task": "e"}]) == {"inserted": 1}
+    assert [task for task, _ in jobs(conn)] == ["a", "d", "e"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_load_on_an_automatic_async_connection_of_sqlalchemy_has_a_transaction_of_its_own(
+    driver: str, database: Database, conn: psycopg.Connection
+) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy.ext.asyncio")
+    async with async_engine(database, driver) as made:
+        automatic = made.execution_options(isolation_level="AUTOCOMMIT")
+        async with automatic.connect() as connection:
+            assert await pgqueue.enqueue_copy(connection, [{"task": "a"}]) == {"inserted": 1}
+            with pytest.raises(InvalidArgument, match="row 2 of the load"):
+                await pgqueue.enqueue_copy(connection, [{"task": "b"}, {"task": ""}])
+        async with sqlalchemy.AsyncSession(automatic) as session:
+            assert await pgqueue.enqueue_copy(session, [{"task": "c"}]) == {"inserted": 1}
+    assert [task for task, _ in jobs(conn)] == ["a", "c"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_error_of_sqlalchemy_does_not_show_the_arguments_of_the_job(driver: str, database: Database) -> None:
+    with engine(database, driver) as made, made.connect() as connection, pytest.raises(InvalidArgument) as refused:
+        pgqueue.enqueue(connection, "t", {"password": "rosebud"}, queue="a\0b")
+    assert "rosebud" not in str(refused.value)
+    assert "[SQL" not in str(refused.value)
 
 
 def test_a_session_without_a_transaction_keeps_what_it_has_loaded_while_it_waits(

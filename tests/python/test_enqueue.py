@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -569,6 +570,7 @@ def test_true_is_no_value_of_an_option(name: str, conn: psycopg.Connection) -> N
     for call in (
         lambda: pgqueue.enqueue(conn, "t", {}, **{name: True}),  # type: ignore[typeddict-item]
         lambda: pgqueue.enqueue_batch(conn, [{"task": "t", name: True}]),
+        lambda: pgqueue.enqueue_copy(conn, [{"task": "t", name: True}]),
     ):
         with pytest.raises(InvalidArgument, match=rf"{name}.* is True; give a number or a text"):
             call()
@@ -580,6 +582,40 @@ def test_a_day_is_no_instant_by_name_and_in_a_batch(conn: psycopg.Connection) ->
         pgqueue.enqueue(conn, "t", {}, run_at=day)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"run_at of job 0 of the batch is the day 2026-12-24"):
         pgqueue.enqueue_batch(conn, [{"task": "t", "run_at": day}])
+    with pytest.raises(InvalidArgument, match=r"run_at of job 1 of the load is the day 2026-12-24"):
+        pgqueue.enqueue_copy(conn, [{"task": "t", "run_at": day}])
+    assert jobs(conn) == []
+
+
+@pytest.mark.parametrize(("name", "given"), [("max_attempts", 2.5), ("priority", 2.7), ("cost", Decimal("1.5"))])
+def test_a_part_of_a_number_is_no_value_of_an_option_that_is_whole(
+    name: str, given: Any, conn: psycopg.Connection
+) -> None:
+    for call in (
+        lambda: pgqueue.enqueue(conn, "t", {}, **{name: given}),  # type: ignore[typeddict-item]
+        lambda: pgqueue.enqueue_many(conn, "t", [{}], **{name: given}),  # type: ignore[typeddict-item]
+        lambda: pgqueue.enqueue_copy(conn, [{"task": "t", name: given}]),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"{name}.* is {given}; give a whole number"):
+            call()
+    [result] = pgqueue.enqueue_batch(conn, [{"task": "t", name: float(given)}])
+    assert result.outcome == "error"
+    assert jobs(conn) == []
+
+
+def test_what_has_no_name_is_no_task(conn: psycopg.Connection) -> None:
+    def resize() -> None: ...
+
+    for given, hint in ((None, "give a name, or a task"), (resize, "decorate it with @app.task, or give a name")):
+        task: Any = given
+        for call in (pgqueue.enqueue, pgqueue.enqueue_outcome):
+            with pytest.raises(TypeError, match=f"which has no name: {hint}"):
+                call(conn, task)
+        with pytest.raises(TypeError, match=f"which has no name: {hint}"):
+            pgqueue.enqueue_many(conn, task, [{}])
+    for load in (pgqueue.enqueue_batch, pgqueue.enqueue_copy):
+        with pytest.raises(TypeError, match=r"which has no name: decorate it with @app\.task"):
+            load(conn, [{"task": resize}])
     assert jobs(conn) == []
 
 

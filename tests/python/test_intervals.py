@@ -11,7 +11,7 @@ import pytest
 
 import pgqueue
 from pgqueue import App, Job
-from pgqueue._options import TaskOptions
+from pgqueue._options import TaskOptions, is_age
 from pgqueue.db.call import perform
 from pgqueue.db.declare import declare_task, schedule
 from pgqueue.errors import ConfigError, InvalidArgument
@@ -85,3 +85,15 @@ def test_what_is_no_length_of_time_is_refused(conn: psycopg.Connection, wrong: f
             call()
     with pytest.raises(ConfigError, match="timeout is"):
         app.task(timeout=wrong)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "age"),
+    [
+        ("2 hours", True), ("2 hours ago", True), ("1 mon 2 days", True), ("90s", True), ("1 day 02:00:00", True),
+        ("1 decade", True), ("1 dec 2026", False), ("1 DEC 2026", False), ("24 oct 2026", False), ("1 dec", False),
+        ("1 december 2026", False), ("2026-12-24", False), ("20261224T180000", False), ("yesterday", False),
+    ],
+)  # fmt: skip
+def test_a_date_with_the_name_of_its_month_is_no_age(text: str, age: bool) -> None:
+    assert is_age(text) is age

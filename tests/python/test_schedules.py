@@ -99,6 +99,15 @@ def test_misuse_is_refused_when_it_is_declared() -> None:
         app.schedule("* * * * *")(task)
 
 
+@pytest.mark.parametrize(
+    ("option", "wrong"), [("priority", 2.7), ("max_attempts", 2.5), ("catch_up_cap", True), ("jitter", True)]
+)
+def test_a_value_that_would_be_read_as_another_is_refused_when_it_is_declared(option: str, wrong: object) -> None:
+    given: Any = {option: wrong}
+    with pytest.raises(InvalidArgument, match=f"{option} is {wrong}"):
+        App().schedule("0 3 * * *", **given)
+
+
 def test_an_app_takes_in_the_schedules_of_another() -> None:
     together = App()
     together.include(nightly())

@@ -135,7 +135,7 @@ def test_inline_runs_handlers_where_they_are_enqueued_and_without_a_database() -
     ran_by_handler: list[Any] = []
     shop = App()
 
-    @shop.task
+    @shop.task(queue="mail")
     def receipt(to: str) -> None:
         ran_by_handler.append(to)
 
@@ -150,6 +150,7 @@ def test_inline_runs_handlers_where_they_are_enqueued_and_without_a_database() -
     assert ran_by_handler == ["a@b.c", "b", "c", "d"]
     assert [each.job.task for each in ran] == ["receipt", "order", "receipt", "receipt", "receipt"]
     assert (ran[1].job.queue, ran[1].job.key) == ("slow", "k")
+    assert [each.job.queue for each in ran if each.job.task == receipt.name] == ["mail"] * 4
 
 
 def test_inline_raises_what_a_handler_raises_and_ends_with_its_block(database: Database) -> None:

@@ -59,7 +59,7 @@ def test_commits(pgqueue_fresh_database, pgqueue_app, n):
     async def run():
         conn = pgqueue_fresh_database.connect()
         async with RunningWorker(pgqueue_app, pgqueue_fresh_database.dsn) as worker:
-            await worker.until(send.enqueue(conn, "a@b.c"), timeout=60)
+            await worker.until(send.enqueue(conn, "a@b.c"), timeout=240)
         assert conn.execute("select count(*) from pgqueue.history").fetchone() == (1,)
     asyncio.run(run())
 
@@ -91,7 +91,7 @@ def run(project: Path, *options: str, **environment: str) -> subprocess.Complete
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "PGQUEUE_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     return subprocess.run(
-        command, cwd=project, env=clean | environment, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=project, env=clean | environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 

@@ -92,7 +92,7 @@ def refusal(socket: Path, **more: str) -> str:
         env=environment(socket) | more,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=True,
     )
     return done.stdout.strip()
@@ -143,7 +143,7 @@ def test_the_plugin_tries_the_container_first_and_falls_back_to_the_embedded_ser
             env=given,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             check=False,
         )
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -34,14 +34,14 @@ async def hangs() -> None:
 async def test_the_worker_runs_committed_jobs(database: Database) -> None:
     conn = database.connect()
     async with RunningWorker(app, database.dsn) as worker:
-        assert await worker.until(fine.enqueue(conn), timeout=60) == "succeeded"
+        assert await worker.until(fine.enqueue(conn), timeout=240) == "succeeded"
 
 
 async def test_what_a_handler_raises_reaches_the_test_that_waits_for_its_job(database: Database) -> None:
     conn = database.connect()
     async with RunningWorker(app, database.dsn) as worker:
         with pytest.raises(LookupError, match="no such order"):
-            await worker.until(fails.enqueue(conn), timeout=60)
+            await worker.until(fails.enqueue(conn), timeout=240)
 
 
 async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database: Database) -> None:
@@ -61,14 +61,14 @@ async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database:
 async def test_a_job_that_is_awaited_as_dead_raises_nothing(database: Database) -> None:
     conn = database.connect()
     async with RunningWorker(app, database.dsn) as worker:
-        assert await worker.until(fails.enqueue(conn), "dead", timeout=60) == "dead"
+        assert await worker.until(fails.enqueue(conn), "dead", timeout=240) == "dead"
 
 
 async def test_another_end_than_the_one_waited_for_is_an_error(database: Database) -> None:
     conn = database.connect()
     async with RunningWorker(app, database.dsn) as worker:
         with pytest.raises(AssertionError, match="is succeeded, not dead"):
-            await worker.until(fine.enqueue(conn), "dead", timeout=60)
+            await worker.until(fine.enqueue(conn), "dead", timeout=240)
 
 
 async def test_a_job_that_does_not_end_is_named(database: Database) -> None:

@@ -53,6 +53,22 @@ def test_a_share_of_a_tenant_is_set_and_taken_back(conn: psycopg.Connection, ask
     assert "tenant:lumen 2 0 1 Pause" in words(ask("GET", "/tenants").text)
 
 
+def test_a_tenant_whose_name_ends_in_a_star_is_not_paused_with_all_that_begin_so(
+    conn: psycopg.Connection, ask: Ask
+) -> None:
+    enqueue_many(conn, 1, limit_key="a*")
+    forms = [
+        ("/tenants", ask("GET", "/tenants").text),
+        ("/jobs", ask("GET", "/jobs?q=state:waiting&facets=1").text),
+    ]
+    for path, text in forms:
+        [form] = [each for each in re.findall(r"<form.*?</form>", text) if 'value="a*"' in each and "Pause" in each]
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+        assert (fields["kind"], fields["target"], fields["do"]) == ("limit_key", "a*", "pause"), path
+        assert "a pause of a* holds each limit_key that begins so" in ask("POST", "/limit", **fields).text
+    assert value(conn, "select count(*) from pgqueue.pauses") == 0
+
+
 def test_breakers_are_listed_set_and_removed_and_an_open_one_says_so(conn: psycopg.Connection, ask: Ask) -> None:
     ask("POST", "/limit", do="set_breaker", kind="limit_key", target="tenant:*", failures="25", of="10", pause="1 min")
     assert "limit key tenant:* 25 % of 10 attempts 1 min closed Remove" in words(ask("GET", "/limits").text)
@@ -64,5 +80,12 @@ def test_breakers_are_listed_set_and_removed_and_an_open_one_says_so(conn: psyco
     shown = words(ask("GET", "/limits").text)
     assert "tenant:* 25 % of 10 attempts 1 min 1 open" in shown
     assert "task send 50 % of 20 attempts 30 s closed" in shown
+    ask("POST", "/limit", do="set_breaker", kind="task", target="send", of="40")
+    ask("POST", "/limit", do="set_breaker", kind="task", target="send", pause="1 min")
+    assert "task send 50 % of 40 attempts 1 min closed" in words(ask("GET", "/limits").text)
+    assert (
+        "failures must be between"
+        in ask("POST", "/limit", do="set_breaker", kind="task", target="send", failures="0").text
+    )
     ask("POST", "/limit", do="remove_breaker", kind="task", target="send")
     assert value(conn, "select count(*) from pgqueue.breakers") == 1

@@ -603,7 +603,7 @@ class SchedulesTest(TransactionTestCase):
         dsn = dsn_of("default")
         command = [sys.executable, "-m", "pgqueue", "schedules", "add", "weekly", "shop.tasks.receipt"]
         command += ['{"order_id": 3}', "--cron", "0 6 * * mon", "--timezone", "Europe/Berlin", "--dsn", dsn]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         with connection.cursor() as cursor:
             cursor.execute("select pgqueue.run_schedule_now('weekly')")
@@ -737,7 +737,7 @@ class ProcessTest(TransactionTestCase):
     def run_command(self, *options, command="pgqueue_worker", **settings):
         environment = {**os.environ, "SITE_DSN": dsn_of("default"), "SITE_DEBUG": "1", **settings}
         command = [sys.executable, "manage.py", command, *options]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
     def test_each_line_is_logged_once_with_debug_too(self):
         result = tasks.count_orders.enqueue()
@@ -751,10 +751,10 @@ class ProcessTest(TransactionTestCase):
         result = tasks.writes_to_stderr.enqueue()
         command = ["sh", "-c", '"$0" manage.py pgqueue_worker --until-empty "$@" 2>&-', sys.executable]
         environment = {**os.environ, "SITE_DSN": dsn_of("default")}
-        self.assertEqual(subprocess.run(command, env=environment, timeout=60, check=False).returncode, 0)
+        self.assertEqual(subprocess.run(command, env=environment, timeout=240, check=False).returncode, 0)
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL, result.errors)
-        wrong = subprocess.run([*command, "-q", "mail,x"], env=environment, timeout=60, check=False)
+        wrong = subprocess.run([*command, "-q", "mail,x"], env=environment, timeout=240, check=False)
         self.assertEqual(wrong.returncode, 2)
 
     def test_its_help_names_the_command_as_it_is_typed(self):
@@ -791,7 +791,7 @@ print(early.get_backend().alias)
 """
         environment = {**os.environ, "SITE_DSN": dsn_of("default"), "DJANGO_SETTINGS_MODULE": "settings"}
         command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "default\n"), done.stderr)
 
 
