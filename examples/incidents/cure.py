@@ -77,7 +77,15 @@ def carry_out(stage: Stage, command: str) -> None:
 def end(incident: Incident, stage: Stage, get: Callable[[str], str], within: float = 120.0, way: int = 0) -> Measured:
     """See an incident that stands, and end it by what is printed; `way`: of several ways, which."""
     began = time.monotonic()
-    see(incident, get)
+    # A page that could not read the cause in time is read again, as the page does by itself.
+    while True:
+        try:
+            see(incident, get)
+            break
+        except LookupError:
+            if time.monotonic() > began + within / 4:
+                raise
+            time.sleep(5)
     cause = time.monotonic() - began
     found = incident.found(stage)
     if found is None:

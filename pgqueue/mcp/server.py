@@ -254,7 +254,7 @@ def _errors(text: str, redact: Sequence[str]) -> Any:
     left = _LONGEST
     for error in reversed(errors or []):
         cut = {name: _part(name, each) for name, each in error.items()} if isinstance(error, dict) else error
-        shown.append(_redacted(cut, redact, _DEEPEST))
+        shown.append(redacted(cut, redact))
         left -= len(json.dumps(shown[-1]))
         if left < 0:
             older = len(errors) - len(shown) + 1

@@ -80,11 +80,8 @@ begin
         return 0;
     end if;
     with due as materialized (
-        select x.name, x.next_at
-        from pgqueue.limit_waits x
-        where x.next_at between p_since and v_now
-        order by x.next_at
-        limit p_limit
+        select x.name, x.next_at from pgqueue.limit_waits x
+        where x.next_at between p_since and v_now order by x.next_at limit p_limit
     ),
     taken as (
         delete from pgqueue.limit_waits w
