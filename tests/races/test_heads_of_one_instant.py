@@ -134,12 +134,13 @@ def test_the_head_of_leases_moves_within_the_leases_of_one_instant(
     clock.advance("21 s")
     move(conn, clock)
     assert head(conn, "") == (at, first.id)
-    at_first = read_by_a_claim(conn, "none")
+    # The least of three: what autovacuum has analyzed meanwhile is planned anew.
+    at_first = min(read_by_a_claim(conn, "none") for _ in range(3))
     locker.rollback()
     locker.execute("select from pgqueue.jobs where id = %s for update", [last.id])
     move(conn, clock)
     assert head(conn, "") == (at, last.id)
-    at_last = read_by_a_claim(conn, "none")
+    at_last = min(read_by_a_claim(conn, "none") for _ in range(3))
     assert at_last <= at_first + SPARE
     locker.rollback()
     move(conn, clock)

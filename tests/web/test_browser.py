@@ -239,7 +239,7 @@ def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Pag
 @pytest.mark.long
 def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/queue?name=mail")
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     page.get_by_role("button", name="Resume").wait_for()
     page.get_by_label("Weight").fill("7")
     page.get_by_role("button", name="Set").click()
@@ -326,7 +326,7 @@ def test_the_pages_work_without_javascript(
     page.get_by_role("button", name="Retry…").click()
     page.get_by_text("1 job retried").wait_for()
     page.goto("/queue?name=mail")
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     page.get_by_role("button", name="Resume").wait_for()
     context.close()
 
