@@ -97,7 +97,7 @@ begin
     if v_blocked.jobs = 0 and v_sample.blocked_by_limit > 0
         and exists (select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on > '@zzz' offset 10000)
     then
-        v_blocked.jobs := v_sample.blocked_by_limit;
+        v_blocked.jobs := v_sample.blocked_by_limit::bigint;
         v_blocked.oldest_at := v_sample.oldest_stuck_at;
         v_blocked.stuck_at := v_sample.oldest_stuck_at;
     end if;
