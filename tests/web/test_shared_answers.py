@@ -1,4 +1,4 @@
-"""The answers that many viewers share: none of before a change is told after it."""
+"""The answers that many viewers share: one that was read before a change is not used after it."""
 
 from __future__ import annotations
 
