@@ -11,7 +11,7 @@ from typing import Any
 _CALL = re.compile(r"select (?:\* from )?pgqueue\.(\w+)\(((?:'(?:[^']|'')*'|[^'()])*)\)(?:;$)?")
 _ARGUMENT = re.compile(r"\s*(?:(\w+) => )?(?:array\[)?\s*(E?'(?:[^']|'')*'|[^\s,\[\]]+)\]?,?")
 
-
+# The options of the commands that stand for these calls: any other word that begins with a dash is a name.
 _OPTIONS = frozenset({"--source", "--max-executing", "--weight", "--task", "--revoke"})
 
 # A number of things, and no id: what is counted stands behind it.
