@@ -39,7 +39,7 @@ as $$
         ),
         case
             when count(*) > 1 and w.cause = 'no_worker' and w.command not like 'select %'
-                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(regexp_replace(w.queue_name, ',.*$', '\&,1')), ' ' order by w.queue_name)
+                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(w.queue_name, true), ' ' order by w.queue_name)
             when count(*) > 1 and w.cause = 'paused' then string_agg(w.remedy, ' ' order by w.queue_name)
             else (array_agg(w.remedy order by w.age desc, w.queue_name))[1]
         end

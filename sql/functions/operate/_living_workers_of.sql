@@ -246,10 +246,12 @@ as $$
     from (select extract(epoch from p_time)::numeric as n) s
 $$;
 
--- Quotes a name for a shell: a producer may give a queue any name, and an operator pastes the command.
-create or replace function pgqueue._shell_quoted(p_text text)
+-- Quotes a name for a shell: a producer may give a queue any name, and an operator pastes the command. p_is_served: of a queue that a
+-- worker is to serve, where a comma begins a weight.
+create or replace function pgqueue._shell_quoted(p_text text, p_is_served boolean default false)
 returns text
 language sql immutable parallel safe
 as $$
-    select case when p_text ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then p_text else '''' || replace(p_text, '''', '''"''"''') || '''' end
+    select case when n.name ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then n.name else '''' || replace(n.name, '''', '''"''"''') || '''' end
+    from (select case when p_is_served then regexp_replace(p_text, ',.*$', '\&,1') else p_text end) n (name)
 $$;

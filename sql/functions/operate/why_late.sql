@@ -156,7 +156,7 @@ begin
             format('the queue has %s %s since %s, and no living worker claims from it%s', pgqueue._counted(coalesce(nullif(v_due, 0), v_blocked.jobs)),
                 case when v_due > 0 then 'due' else 'blocked' end, coalesce(v_first.ready_at, v_blocked.oldest_at),
                 '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
-            coalesce('select pgqueue.resume_worker(' || quote_literal(q.worker) || ');', 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(regexp_replace(p_queue, ',.*$', '\&,1'))),
+            coalesce('select pgqueue.resume_worker(' || quote_literal(q.worker) || ');', 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue, true)),
             since
         from (
             select min(w.worker) as worker
@@ -266,7 +266,7 @@ as $$
     select
         'starved', p_first.queue, 'its workers serve first: ' || a.lanes,
         format('select pgqueue.configure_queue(%L, weight => 10); or a separate worker: pgqueue worker -r MODULE --queue %s',
-            p_first.queue, pgqueue._shell_quoted(regexp_replace(p_first.queue, ',.*$', '\&,1'))),
+            p_first.queue, pgqueue._shell_quoted(p_first.queue, true)),
         null
     from pgqueue._lanes_ahead(p_first, p_now) a (lanes)
     where a.lanes is not null
@@ -313,7 +313,7 @@ as $$
         ),
         case
             when r.is_idle then 'see what these workers do: pgqueue workers list, and their logs'
-            else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(regexp_replace(p_first.queue, ',.*$', '\&,1'))
+            else 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_first.queue, true)
         end,
         null
     from slots s
