@@ -134,7 +134,9 @@ class Top(App[None]):
     @on(TabbedContent.TabActivated)
     def refresh_now(self) -> None:
         """Read the tab that is shown."""
-        self._read(self._tab(), self._line, self._order)
+        # The clock goes on when the screen has ended.
+        if self.screen_stack:
+            self._read(self._tab(), self._line, self._order)
 
     @on(Input.Submitted, "#filter")
     def search(self, event: Input.Submitted) -> None:

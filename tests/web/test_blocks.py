@@ -82,8 +82,13 @@ def tidy(conn: psycopg.Connection) -> None:
 
     # While autovacuum analyzes a table here, its snapshot keeps pages from being marked as visible to all.
     def is_visible() -> bool:
-        conn.execute("vacuum pgqueue.jobs")
-        return bool(value(conn, "select relallvisible >= relpages from pg_class where oid = 'pgqueue.jobs'::regclass"))
+        hidden = conn.execute(
+            "select oid::regclass::text from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'r'"
+            " and relallvisible < relpages"
+        ).fetchall()
+        for [name] in hidden:
+            conn.execute(f"vacuum {name}".encode())
+        return not hidden
 
     wait_until(is_visible)
 
