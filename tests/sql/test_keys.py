@@ -335,12 +335,16 @@ def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
     conn.execute(
         "select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 1200) n, generate_series(1, 2) m"
     )
-    assert len(reserve(conn, 1200)) == 1200
-    while reserve(conn, 2000):
-        raise AssertionError("only the first of each key was due")
+    # A claim goes on for 20 ms after its second round.
+    claimed = 0
+    while rows := reserve(conn, 2000):
+        claimed += len(rows)
+    assert claimed == 1200
     conn.execute("delete from pgqueue.jobs where state = 'executing'")
-    found = [left_behind(conn) for _ in range(4)]
+    found = [left_behind(conn)]
     assert found[0] == 500
+    while found[-1] < 1200 and len(found) < 20:
+        found.append(left_behind(conn))
     assert found[-1] == 1200
 
 
