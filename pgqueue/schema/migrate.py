@@ -139,8 +139,8 @@ def run_sql(text: str) -> None:
 # "if not exists" asks for the right to create one even where there is one, which a DBA may have made.
 _CREATE_SCHEMA = "if to_regnamespace('pgqueue') is null then create schema pgqueue; end if;"
 
-# What a superuser, or a member of the owner, makes is the owner's, as all else is: functions run with the rights of their
-# owner, who has none on tables of others. What an upgrade of before has left to another role becomes the owner's.
+# What a superuser, or a member of the owner, makes is the owner's, as all else is: functions run with the rights of
+# their owner, who has none on tables of others. What an upgrade of before has left to another role becomes the owner's.
 _BECOME_OWNER = """
 do $$
 declare
