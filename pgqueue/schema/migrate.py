@@ -155,7 +155,13 @@ begin
         for v_alter in
             select format('alter table %s owner to %s', c.oid::regclass, v_owner)
             from pg_class c
-            where c.relnamespace = to_regnamespace('pgqueue') and c.relkind in ('r', 'v') and c.relowner <> v_owner
+            where c.relnamespace = to_regnamespace('pgqueue') and c.relowner <> v_owner
+                -- The sequence of a column goes with its table.
+                and (c.relkind in ('r', 'p', 'v') or (c.relkind = 'S' and not exists (
+                    select
+                    from pg_depend d
+                    where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')
+                )))
             union all
             select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
             from pg_proc p

@@ -258,7 +258,9 @@ def test_what_a_superuser_upgrades_stays_the_owners(
     migrate(f"{empty_database.dsn}&options=-c%20role%3D{owner}")
     # As an upgrade by a superuser left it before: what was new belonged to that role.
     conn.execute("drop function pgqueue.depth(text, integer)")
-    conn.execute("alter function pgqueue.wanted(text[]) owner to current_user")
+    for what in ("function wanted(text[])", "table pauses", "table history_days", "sequence step_under_way"):
+        kind, _, name = what.partition(" ")
+        conn.execute(f"alter {kind} pgqueue.{name} owner to current_user".encode())
     edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
     if by_script:
         conn.execute(script(start=bundled.revisions()[-1]).encode())
