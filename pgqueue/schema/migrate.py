@@ -163,6 +163,12 @@ begin
                     where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')
                 )))
             union all
+            select format('alter type %s owner to %s', t.oid::regtype, v_owner)
+            from pg_type t
+            left join pg_class c on c.oid = t.typrelid
+            where t.typnamespace = to_regnamespace('pgqueue') and t.typowner <> v_owner
+                and (t.typtype = 'e' or c.relkind = 'c')
+            union all
             select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
             from pg_proc p
             where p.pronamespace = to_regnamespace('pgqueue') and p.proowner <> v_owner

@@ -258,7 +258,8 @@ def test_what_a_superuser_upgrades_stays_the_owners(
     migrate(f"{empty_database.dsn}&options=-c%20role%3D{owner}")
     # As an upgrade by a superuser left it before: what was new belonged to that role.
     conn.execute("drop function pgqueue.depth(text, integer)")
-    for what in ("function wanted(text[])", "table pauses", "table history_days", "sequence step_under_way"):
+    theirs = ("function wanted(text[])", "table pauses", "table history_days", "sequence step_under_way")
+    for what in (*theirs, "type rule", "type job_state"):
         kind, _, name = what.partition(" ")
         conn.execute(f"alter {kind} pgqueue.{name} owner to current_user".encode())
     edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
@@ -270,6 +271,7 @@ def test_what_a_superuser_upgrades_stays_the_owners(
     owners = conn.execute(
         "select distinct c.relowner::regrole::text from pg_class c where c.relnamespace = 'pgqueue'::regnamespace"
         " union select p.proowner::regrole::text from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace"
+        " union select t.typowner::regrole::text from pg_type t where t.typnamespace = 'pgqueue'::regnamespace"
     ).fetchall()
     assert owners == [(owner,)]
 
