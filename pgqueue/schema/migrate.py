@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pgqueue import __version__
-from pgqueue.config import own_dsn
+from pgqueue.config import writing_dsn
 from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.schema import bundled
 from pgqueue.schema.status import FIRST, LAST_BEFORE, Status, read_status, status
@@ -224,7 +224,8 @@ def _take_over() -> str:
 def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(own_dsn(dsn, "pgqueue migrate")),
+        # Nothing prepared: a pooler would keep it for others.
+        creator=lambda: psycopg.connect(writing_dsn(dsn, "pgqueue migrate"), prepare_threshold=None),
         poolclass=sqlalchemy.NullPool,
         isolation_level="READ COMMITTED",
     )
