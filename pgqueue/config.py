@@ -81,6 +81,16 @@ def own_dsn(dsn: str, application_name: str = "pgqueue", environ: Mapping[str, s
     return make_conninfo(dsn, **extra)
 
 
+def writing_dsn(dsn: str, application_name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """As `own_dsn`; of several hosts it is the one that takes writes, unless the DSN or the environment says which."""
+    given = conninfo_to_dict(dsn)
+    hosts = [given.get(name) or environ.get(f"PG{name.upper()}") or "" for name in ("host", "hostaddr")]
+    is_said = given.get("target_session_attrs") or environ.get("PGTARGETSESSIONATTRS")
+    if "," in "".join(map(str, hosts)) and not is_said:
+        dsn = make_conninfo(dsn, target_session_attrs="read-write")
+    return own_dsn(dsn, application_name, environ)
+
+
 def worker_dsn(dsn: str, application_name: str, lease: float = 30.0, environ: Mapping[str, str] = os.environ) -> str:
     """Add the parameters of a long-lived connection that neither the DSN nor the environment sets.
 

@@ -483,7 +483,11 @@ def _diagnosis(error: Any) -> Diagnosis | None:
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     diag = getattr(error, "diag", None)
     if sqlstate is None:
-        return None
+        # That of pg8000 has the fields as the server sends them, each by its letter.
+        sent = error.args[0] if isinstance(error, Exception) and error.args else None
+        if not isinstance(sent, dict) or "C" not in sent:
+            return None
+        return Diagnosis(sent["C"], sent.get("M", ""), sent.get("D"), sent.get("H"), sent.get("n"))
     if diag is not None:
         return Diagnosis(
             sqlstate, diag.message_primary or "", diag.message_detail, diag.message_hint, diag.constraint_name

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pgqueue import __version__
-from pgqueue.config import own_dsn
+from pgqueue.config import writing_dsn
 from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.schema import bundled
 from pgqueue.schema.status import FIRST, LAST_BEFORE, Status, read_status, status
@@ -43,6 +43,14 @@ _LOCK = (1885827941, 3)
 # A statement of a migration waits this long for a table, then the whole migration starts over: a longer wait would
 # make every claim and every completion wait behind it.
 _LOCK_TIMEOUT = "2s"
+
+# A lock that was not given in time, or never would have been: a reader of two views locks them in another order.
+_BLOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+# Against what is set for the role or the database. An index may take longer; literals of sql/ have plain backslashes.
+_SETTINGS = f"""set local lock_timeout = '{_LOCK_TIMEOUT}';
+set local statement_timeout = 0;
+set local standard_conforming_strings = on;"""
 
 
 def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
@@ -68,7 +76,7 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
                 if _lock(connection):
                     _move(connection, target)
                     return read_status(_driver(connection))
-        except psycopg.errors.LockNotAvailable:
+        except _BLOCKED:
             is_blocked = True
         if time.monotonic() > deadline:
             raise MigrationError(
@@ -94,10 +102,11 @@ def script(*, start: str = "base") -> str:
         f"-- pgqueue {__version__}: from revision {start} to {known[-1]}. One transaction: all of it or nothing.",
         "-- psql -v ON_ERROR_STOP=1 -f this-file.sql",
         "begin;",
-        f"set local lock_timeout = '{_LOCK_TIMEOUT}';",
+        _SETTINGS,
         f"do $$ begin while not pg_try_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]}) loop\n"
         "    perform pg_sleep(0.2);\nend loop; end $$;",
         f"do $$ begin {_CREATE_SCHEMA} end $$;",
+        _BECOME_OWNER,
         *([_take_over()] if start == LAST_BEFORE else []),
         *([] if start == "base" else [_DROP_ROUTINES]),
         # psql would print the rows that alembic's INSERT returns.
@@ -129,6 +138,48 @@ def run_sql(text: str) -> None:
 
 # "if not exists" asks for the right to create one even where there is one, which a DBA may have made.
 _CREATE_SCHEMA = "if to_regnamespace('pgqueue') is null then create schema pgqueue; end if;"
+
+# What a superuser, or a member of the owner, makes is the owner's, as all else is: functions run with the rights of
+# their owner, who has none on tables of others. What an upgrade of before has left to another role becomes the owner's.
+_BECOME_OWNER = """
+do $$
+declare
+    v_owner regrole := (
+        select c.relowner
+        from pg_class c
+        where c.relnamespace = to_regnamespace('pgqueue') and c.relname = 'alembic_version'
+    );
+    v_alter text;
+begin
+    if v_owner <> (select r.oid from pg_roles r where r.rolname = current_user) then
+        for v_alter in
+            select format('alter table %s owner to %s', c.oid::regclass, v_owner)
+            from pg_class c
+            where c.relnamespace = to_regnamespace('pgqueue') and c.relowner <> v_owner
+                -- The sequence of a column goes with its table.
+                and (c.relkind in ('r', 'p', 'v') or (c.relkind = 'S' and not exists (
+                    select
+                    from pg_depend d
+                    where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')
+                )))
+            union all
+            select format('alter type %s owner to %s', t.oid::regtype, v_owner)
+            from pg_type t
+            left join pg_class c on c.oid = t.typrelid
+            where t.typnamespace = to_regnamespace('pgqueue') and t.typowner <> v_owner
+                and (t.typtype = 'e' or c.relkind = 'c')
+            union all
+            select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
+            from pg_proc p
+            where p.pronamespace = to_regnamespace('pgqueue') and p.proowner <> v_owner
+        loop
+            execute v_alter;
+        end loop;
+        execute format('set local role %s', v_owner);
+    end if;
+end
+$$;
+"""
 
 # Its function cannot be dropped before it.
 _DROP_TRIGGER = "drop trigger if exists jobs_hand_off on pgqueue.jobs;"
@@ -173,7 +224,8 @@ def _take_over() -> str:
 def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(own_dsn(dsn, "pgqueue migrate")),
+        # Nothing prepared: a pooler would keep it for others.
+        creator=lambda: psycopg.connect(writing_dsn(dsn, "pgqueue migrate"), prepare_threshold=None),
         poolclass=sqlalchemy.NullPool,
         isolation_level="READ COMMITTED",
     )
@@ -183,12 +235,12 @@ def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise errors as MigrationError. Those of the connection, and a lock that was not given, pass as the driver's."""
+    """Raise errors as MigrationError. Those of the connection, and of a lock not given, pass as the driver's."""
     try:
         yield
     except sqlalchemy.exc.DBAPIError as error:
         cause = error.orig
-        if isinstance(cause, psycopg.errors.LockNotAvailable):
+        if isinstance(cause, _BLOCKED):
             raise cause from None
         if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
             # There is no connection.
@@ -223,7 +275,7 @@ def _lock(connection: sqlalchemy.Connection) -> bool:
     # Try and sleep: a session that waits in the server for a lock holds a snapshot, and a later migration that creates
     # an index concurrently would wait for that snapshot while holding the lock.
     driver = _driver(connection)
-    driver.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
+    driver.execute(_SETTINGS.encode())
     row = driver.execute("select pg_try_advisory_xact_lock(%s, %s)", _LOCK).fetchone()
     return row is not None and row[0] is True
 
@@ -240,6 +292,8 @@ def _move(connection: sqlalchemy.Connection, target: str) -> None:
     if before.revision is None and target == "base":
         return
     driver.execute(f"do $$ begin {_CREATE_SCHEMA} end $$".encode())
+    if target != "base":
+        driver.execute(_BECOME_OWNER.encode())
     at = before.revision
     if before.is_before:
         driver.execute(_take_over().encode())

@@ -14,9 +14,9 @@ from pgqueue.schedules s
 left join lateral (
     select r.next_at, r.rule, r.error
     from pgqueue.schedule_runs r
-    where r.schedule = s.name and r.rule is not null
-    order by r.n desc
-    limit 1
+    -- As _latest_plan.
+    where r.schedule = s.name and r.rule is not null and r.decided_at <= pgqueue._clock() + interval '1 s'
+    order by r.n desc limit 1
 ) n on true
 left join lateral (
     select coalesce(r.at, r.decided_at) as at, r.outcome, r.job_id

@@ -14,6 +14,7 @@ from pgqueue.schema import bundled
 from pgqueue.schema.migrate import migrate
 from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
+from tests.facts import wait_until
 
 ANYONE = {"version", "depth", "wanted", "_clock"}
 PRODUCER = (
@@ -323,6 +324,23 @@ def test_grants_survive_a_reload(
     assert migrate(database.dsn).current
     assert functions(conn, role) == FUNCTIONS["operator"]
     assert tables(conn, role) == TABLES["operator"]
+
+
+def test_two_grants_at_once_wait_for_each_other(database: Database, others: tuple[str, str]) -> None:
+    conn = database.connect()
+    conn.execute("; ".join(f"create role {name}" for name in others).encode())
+    first, second, third = database.session(), database.session(), database.session()
+    first.run("begin")
+    first.run("select pgqueue.grant_access('worker', %s)", [others[0]])
+    granted = second.start("select pgqueue.grant_access('producer', %s)", [others[1]])
+    wait_until(lambda: second.waits_behind(first))
+    revoked = third.start("select pgqueue.revoke_access('worker', %s)", [others[0]])
+    wait_until(lambda: third.waits_behind(first))
+    first.run("commit")
+    granted.result()
+    assert revoked.result() == [(True,)]
+    assert not functions(conn, others[0])
+    assert "enqueue" in functions(conn, others[1])
 
 
 def test_a_role_that_is_gone_stops_no_reload_and_can_be_forgotten(conn: psycopg.Connection) -> None:

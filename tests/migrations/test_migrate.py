@@ -247,6 +247,44 @@ def test_the_owner_of_a_schema_that_another_made_needs_no_right_to_create_one(
     assert migrate(own).current
 
 
+@pytest.mark.parametrize("by_script", [False, True], ids=["migrate", "psql"])
+def test_what_a_superuser_upgrades_stays_the_owners(
+    empty_database: Database, owner: str, sources: Path, by_script: bool
+) -> None:
+    conn = empty_database.connect()
+    if conn.info.parameter_status("is_superuser") != "on":
+        pytest.skip("only a superuser may act as any owner")
+    conn.execute(f"create schema pgqueue authorization {owner}".encode())
+    migrate(f"{empty_database.dsn}&options=-c%20role%3D{owner}")
+    # As an upgrade by a superuser left it before: what was new belonged to that role.
+    conn.execute("drop function pgqueue.depth(text, integer)")
+    theirs = ("function wanted(text[])", "table pauses", "table history_days", "sequence step_under_way")
+    for what in (*theirs, "type rule", "type job_state"):
+        kind, _, name = what.partition(" ")
+        conn.execute(f"alter {kind} pgqueue.{name} owner to current_user".encode())
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
+    if by_script:
+        conn.execute(script(start=bundled.revisions()[-1]).encode())
+    else:
+        migrate(empty_database.dsn)
+    assert status(empty_database.dsn).current
+    owners = conn.execute(
+        "select distinct c.relowner::regrole::text from pg_class c where c.relnamespace = 'pgqueue'::regnamespace"
+        " union select p.proowner::regrole::text from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace"
+        " union select t.typowner::regrole::text from pg_type t where t.typnamespace = 'pgqueue'::regnamespace"
+    ).fetchall()
+    assert owners == [(owner,)]
+
+
+@pytest.mark.partitions
+def test_settings_of_the_role_do_not_change_what_is_loaded(empty_database: Database, database: Database) -> None:
+    options = "-c%20standard_conforming_strings%3Doff%20-c%20statement_timeout%3D20"
+    migrate(f"{empty_database.dsn}&options={options}")
+    assert catalog(empty_database) == catalog(database)
+    view = "select pg_get_viewdef('pgqueue.manual'::regclass)"
+    assert value(empty_database.connect(), view) == value(database.connect(), view)
+
+
 def test_a_routine_of_an_older_release_is_dropped(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +400,26 @@ def test_a_locked_table_is_waited_for_with_short_locks(database: Database) -> No
         )
         holder.rollback()
         assert migrating.result(60).revision is None
+
+
+def test_a_migration_that_a_reader_of_two_views_deadlocks_starts_over(database: Database, sources: Path) -> None:
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
+    reader, conn = database.connect(autocommit=False), database.connect()
+    reader.execute("set local deadlock_timeout = '1 min'")
+    reader.execute("select from pgqueue.effective_tasks")
+    with ThreadPoolExecutor(1) as pool:
+        migrating = pool.submit(migrate, database.dsn)
+        # It has replaced all_jobs, and waits for effective_tasks.
+        wait_until(
+            lambda: value(
+                conn,
+                "select count(*) from pg_stat_activity where application_name = 'pgqueue migrate'"
+                " and datname = current_database() and wait_event_type = 'Lock'",
+            )
+        )
+        reader.execute("select from pgqueue.all_jobs")
+        reader.commit()
+        assert migrating.result(60).current
 
 
 def test_another_migration_under_way_is_waited_for(database: Database, sources: Path) -> None:

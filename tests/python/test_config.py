@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgqueue.config import WorkerConfig, describe_dsn, find_dsn, worker_dsn
+from pgqueue.config import WorkerConfig, describe_dsn, find_dsn, worker_dsn, writing_dsn
 from pgqueue.errors import ConfigError
 
 EVERYWHERE = {"PGQUEUE_DSN": "dbname=a", "DATABASE_URL": "dbname=b", "PGHOST": "c"}
@@ -64,6 +64,23 @@ def test_a_worker_adds_what_its_connections_need_and_leaves_alone_what_is_said()
         worker_dsn("host=h", "n", environ={"PGCONNECT_TIMEOUT": "7", "PGTARGETSESSIONATTRS": "any", "PGAPPNAME": "x"})
     )
     assert not {"connect_timeout", "target_session_attrs", "application_name"} & set(by_variables)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "environ", "wanted"),
+    [
+        ("host=a,b", {}, "read-write"),
+        ("", {"PGHOST": "a,b"}, "read-write"),
+        ("host=a", {}, None),
+        ("host=a", {"PGHOST": "a,b"}, None),
+        ("host=a,b target_session_attrs=any", {}, "any"),
+        ("host=a,b", {"PGTARGETSESSIONATTRS": "any"}, None),
+    ],
+)
+def test_of_several_hosts_a_migration_wants_the_one_that_takes_writes(
+    dsn: str, environ: dict[str, str], wanted: str | None
+) -> None:
+    assert conninfo_to_dict(writing_dsn(dsn, "n", environ)).get("target_session_attrs") == wanted
 
 
 @pytest.mark.parametrize(("lease", "timeout"), [(1.0, "2"), (30.0, "5"), (3600.0, "10")])

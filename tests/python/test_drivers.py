@@ -655,6 +655,22 @@ def test_an_error_of_sqlalchemy_does_not_show_the_arguments_of_the_job(driver: s
     assert "[SQL" not in str(refused.value)
 
 
+def test_an_error_of_pg8000_is_the_queues_as_well(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusal(Exception):
+        """As pg8000 raises it: the fields of the server's message."""
+
+    def refuse(*_: Any) -> None:
+        fields = {"S": "ERROR", "C": "23505", "M": "a job has this dedupe key", "H": "give another"}
+        raise sqlalchemy.exc.IntegrityError("select", {"password": "rosebud"}, Refusal(fields))
+
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    with engine(database, "psycopg") as made, made.connect() as connection:
+        monkeypatch.setattr(type(connection), "exec_driver_sql", refuse)
+        with pytest.raises(DuplicateJob, match="a job has this dedupe key; give another") as refused:
+            pgqueue.enqueue(connection, "t", on_conflict="raise")
+    assert "rosebud" not in str(refused.value)
+
+
 def test_a_session_without_a_transaction_keeps_what_it_has_loaded_while_it_waits(
     database: Database, conn: psycopg.Connection
 ) -> None:

@@ -534,3 +534,26 @@ def test_the_age_of_the_oldest_snapshot_is_of_this_database(conn: psycopg.Connec
         other.execute("set transaction isolation level repeatable read")
         other.execute("select 1 from pg_class")
         assert metric(conn, "pgqueue_oldest_xmin_age_seconds") == 0
+
+
+def test_samples_from_before_the_clock_stepped_back_do_not_stand_for_the_newest(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2031-01-01 12:00+00")
+    enqueue_many(conn, 3, queue="mail")
+    for _ in range(2):
+        maintain(conn)
+        clock.advance(timedelta(minutes=10))
+    clock.set(NOON)
+    maintain(conn)
+    reserve(conn, 2, queues=["mail"])
+    for _ in range(3):
+        clock.advance(timedelta(minutes=10))
+        maintain(conn)
+    [mail] = [each for each in call(conn, "stats", recent=True)["queues"] if each["queue"] == "mail"]
+    assert mail["length"] == value(conn, "select count(*) from pgqueue.jobs where state in ('waiting', 'failed')")
+    assert sample(conn, "mail", "at") == max(
+        row[0] for row in conn.execute("select at from pgqueue.samples where span = 10").fetchall()
+    )
+    folded = "select max(at) from pgqueue.samples where span = 600"
+    assert value(conn, folded) == datetime(2030, 1, 1, 12, 30, tzinfo=UTC)

@@ -339,6 +339,9 @@ def test_a_clock_that_was_a_year_ahead_for_a_moment_stops_no_schedule(conn: psyc
     schedule(conn, catch_up="skip")
     tick(conn, clock, "2031-01-07 00:01:00+00")
     assert len(run_at(conn)) == 1
+    clock.set("2030-01-07 00:02:30+00")
+    # Not that of the plan from ahead, until maintenance has made another.
+    assert value(conn, "select next_at is null from pgqueue.effective_schedules")
     tick(conn, clock, "2030-01-07 00:02:30+00")
     tick(conn, clock, "2030-01-07 00:03:00+00")
     assert run_at(conn) == ["2031-01-07 00:01:00+00", "2030-01-07 00:03:00+00"]

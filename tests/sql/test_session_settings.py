@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 from psycopg.types.json import Jsonb
 
@@ -52,3 +54,17 @@ def test_backslashes_in_literals_may_escape(database: Database) -> None:
     held = reserve_one(conn)
     call(conn, "fail", held.id, held.reservation, retry=False)
     conn.execute("select * from pgqueue.dead_groups(queue => %s)", ["x%y"])
+    assert call(conn, "cron_next", "0  0 * sep sun", "2026-01-01 00:00+00").month == 9
+    line = "db-1.example.com:5432 refused job abc-17 "
+    assert value(conn, "select pgqueue._fingerprint(%s)", line) == "<host> refused job <id> "
+    assert value(conn, "select pgqueue._shell_quoted('a,b', true)") == "'a,b,1'"
+
+
+def test_no_body_has_a_backslash_in_a_literal_that_a_setting_changes(conn: psycopg.Connection) -> None:
+    # In this order: a comment, E'...', $x$...$x$, and '...', which is the one that standard_conforming_strings changes.
+    token = re.compile(r"--[^\n]*|\b[eE]'(?:[^'\\]|\\.|'')*'|\$(\w*)\$.*?\$\1\$|('(?:[^']|'')*')", re.DOTALL)
+    bodies = conn.execute(
+        "select p.proname, p.prosrc from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace order by 1"
+    ).fetchall()
+    found = [(name, each[2]) for name, body in bodies for each in token.finditer(body) if "\\" in (each[2] or "")]
+    assert found == []

@@ -71,12 +71,13 @@ as $$
     ) f on true
 $$;
 
--- Records the present name and oid of each role that was granted something.
+-- Records the present name and oid of each granted role, once no other grant or migration is under way: two at once would fail.
 create or replace function pgqueue._follow_roles()
 returns void
 language plpgsql
 as $$
 begin
+    perform pg_advisory_xact_lock(pgqueue._lock_class(), 3);
     with moved as materialized (
         select f.*
         from pgqueue._roles_of_grants() f
@@ -90,8 +91,7 @@ begin
     )
     insert into pgqueue.grants (role, kind, role_oid, recorded_in)
     select distinct on (o.now_name, o.kind) o.now_name, o.kind, o.now_oid, 'pgqueue.grants'::regclass
-    from gone o
-    order by o.now_name, o.kind
+    from gone o order by o.now_name, o.kind
     on conflict (role, kind) do update set role_oid = excluded.role_oid, recorded_in = excluded.recorded_in;
 end
 $$;

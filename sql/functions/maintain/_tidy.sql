@@ -92,6 +92,8 @@ begin
                 $rule$),
                 ('samples', 'samples', $rule$ x.span = 10 and x.at < pgqueue._after($1, '-1 day') order by x.at $rule$),
                 ('samples', 'samples', $rule$ x.span = 600 and x.at < pgqueue._after($1, '-90 days') order by x.at $rule$),
+                -- Written before the clock stepped back: they would stand for the newest, and nothing be folded, until it is there again.
+                ('samples', 'samples', $rule$ x.span = any ('{10,600}') and x.at > $1 + interval '1 s' $rule$),
                 ('samples', 'audit', $rule$
                     x.at < (select pgqueue._after($1, -s.retention_audit) from pgqueue.settings s where s.one) order by x.at
                 $rule$),
@@ -100,8 +102,7 @@ begin
                     x.written_at < (select pgqueue._after($1, -s.retention_logs) from pgqueue.settings s where s.one) order by x.written_at
                 $rule$)
         ) r (step, target, condition)
-        where 'tidy_' || r.step = p_step
-    loop
+        where 'tidy_' || r.step = p_step loop
         execute format(
             'delete from pgqueue.%1$I t where t.ctid = any (array('
             'select x.ctid from pgqueue.%1$I x where %2$s limit $2 for update of x skip locked))',

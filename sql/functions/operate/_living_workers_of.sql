@@ -253,5 +253,5 @@ returns text
 language sql immutable parallel safe
 as $$
     select case when n.name ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then n.name else '''' || replace(n.name, '''', '''"''"''') || '''' end
-    from (select case when p_is_served then regexp_replace(p_text, ',.*$', '\&,1') else p_text end) n (name)
+    from (select case when p_is_served then regexp_replace(p_text, ',.*$', e'\\&,1') else p_text end) n (name)
 $$;

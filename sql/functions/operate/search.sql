@@ -173,7 +173,7 @@ as $$
         -- Both cases by classes: the flag i asks the collation of the database, and in a Turkish one i is not I.
         '[A-Za-z][A-Za-z0-9+.-]*://[^[:space:]<>]+', '<url>', 'g'),
         -- Three parts at least: two of them may be a file or a module.
-        '\m([a-z0-9]+(-+[a-z0-9]+)*\.){2,}[a-z]{2,}(:[0-9]+)?\M', '<host>', 'g'),
-        '\m(0[Xx][0-9A-Fa-f]+|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?=[0-9A-Fa-f]*[0-9])[0-9A-Fa-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M', '<id>', 'g'),
+        $x$\m([a-z0-9]+(-+[a-z0-9]+)*\.){2,}[a-z]{2,}(:[0-9]+)?\M$x$, '<host>', 'g'),
+        $x$\m(0[Xx][0-9A-Fa-f]+|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?=[0-9A-Fa-f]*[0-9])[0-9A-Fa-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M$x$, '<id>', 'g'),
         '[0-9]+([.,:][0-9]+)*', '<n>', 'g')
 $$;

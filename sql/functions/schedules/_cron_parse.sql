@@ -12,7 +12,7 @@ language plpgsql stable parallel safe
 as $$
 declare
     -- In the database's own order of letters a Turkish one makes no mon-fri of MON-FRI.
-    v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g') collate "C");
+    v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), e'\\s+', ' ', 'g') collate "C");
     v_fields text[];
 begin
     v_text := coalesce(
