@@ -57,6 +57,17 @@ def test_the_index_of_functions_says_what_each_is_for(written: dict[str, str]) -
     assert [name for name, purpose in rows if len(purpose) < 10 or not purpose.endswith(".")] == []
 
 
+def test_every_function_says_what_it_is_for_before_its_arguments(written: dict[str, str]) -> None:
+    text = "\n".join(each for name, each in written.items() if name.startswith("functions"))
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert len(sections) > 70
+    assert [name for name, section in sections.items() if not re.match(r"\n\w[^|]{20,}", section)] == []
+    # Nor what stands for no value, and what is returned.
+    assert [name for name, section in sections.items() if re.search(r"repeat\(|-922337|`(IN)?OUT`", section)] == []
+    assert "| `job_id` | bigint | required |" in sections["explain"]
+    assert "Returns: record (job_id bigint, state text, reason text" in sections["explain"]
+
+
 def test_every_table_view_and_column_has_a_row(written: dict[str, str], conn: psycopg.Connection) -> None:
     rows = conn.execute(
         """
