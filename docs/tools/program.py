@@ -68,7 +68,8 @@ _STATES = {
 
 _SIGNALS = {
     "SIGTERM": (
-        "reserve no more, let running jobs end within `--shutdown-timeout`, release the rest",
+        "reserve no more, give back unstarted jobs, let running ones end within `--shutdown-timeout`; then they have "
+        "failed, or are given back, as `on_shutdown` of their tasks says",
         "the same, for all processes",
     ),
     "SIGINT": (
@@ -321,7 +322,10 @@ def signals_and_exit_codes() -> str:
     if found is None:
         raise ValueError("pgqueue.cli.main no longer says what its exit codes mean")
     codes = [each.split(" ", 1) for each in " ".join(found[1].rstrip(".").split()).split("; ")]
-    codes.append(["75", "a supervised worker wants to be replaced: a handler did not stop at its timeout"])
+    codes.append(
+        ["75", "a supervised worker wants to be replaced: a handler did not stop at its timeout, or an operator asked"]
+    )
+    codes.append(["137", "`pgqueue workers kill` ended the worker at once"])
     codes.append(["128 + n", "a second signal n ended the worker at once"])
     lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in codes]
     lines += [
