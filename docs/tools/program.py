@@ -85,6 +85,26 @@ _SIGNALS = {
     "SIGTTIN": ("write the stacks of all threads and tasks to the log", "the same, for all processes"),
 }
 
+# The labels of the metrics of a database. Those of a queue have its name where nothing else stands here.
+_LABELS = {
+    "pgqueue_queue_jobs": "queue, state",
+    "pgqueue_queue_late_seconds": "queue, cause",
+    "pgqueue_queue_attempts_total": "queue, task, outcome",
+    "pgqueue_pauses": "kind, source",
+    "pgqueue_breakers_open": "kind, state",
+    "pgqueue_workers": "queue",
+    "pgqueue_slots": "state",
+    "pgqueue_heartbeat_memory_bytes": "worker",
+    "pgqueue_tenant_jobs": "tenant",
+    "pgqueue_dead_jobs": "task, class, error",
+    "pgqueue_limit_executing": "kind, target",
+    "pgqueue_limit_waiting": "kind, target",
+    "pgqueue_schedule_lag_seconds": "name",
+    "pgqueue_task_info": "task, queue, owner",
+    "pgqueue_dead_tuples": "table",
+    "pgqueue_database_up": "database",
+}
+
 # Public modules beside pgqueue itself, in the order of the page.
 _MODULES = {
     "pgqueue": "What most programs use",
@@ -287,8 +307,9 @@ def metric_names() -> str:
         "",
         "`select * from pgqueue.metrics()`, `pgqueue metrics`, or `/metrics` of the pages: ask one of them, once",
     ]
-    lines += ["for each database.", "", "| metric | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {_cell(text)} |" for name, text in metrics.OF_DATABASE.items()]
+    lines += ["for each database. Where one page has several, each metric has the label `database` too.", ""]
+    lines += ["| metric | labels | what it is |", "|---|---|---|"]
+    lines += [f"| `{name}` | {labels_of(name)} | {_cell(text)} |" for name, text in metrics.OF_DATABASE.items()]
     lines += ["", "## Of a worker", "", "`/metrics` at its `--health-port`; needs the extra `metrics`.", ""]
     lines += ["| metric | labels | type | what it is |", "|---|---|---|---|"]
     for family in worker_families():
@@ -296,6 +317,11 @@ def metric_names() -> str:
         name = family.name + ("_total" if family.type == "counter" else "")
         lines.append(f"| `{name}` | {', '.join(labels)} | {family.type} | {_cell(family.documentation)} |")
     return "\n".join([*lines, ""])
+
+
+def labels_of(metric: str) -> str:
+    """Return the labels of a metric of a database, as the page lists them."""
+    return _LABELS.get(metric, "queue" if metric.startswith("pgqueue_queue_") else "")
 
 
 def worker_families() -> list[Any]:

@@ -125,6 +125,30 @@ def test_every_metric_has_a_row(written: dict[str, str], conn: psycopg.Connectio
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
 
+def test_the_metrics_of_a_database_have_the_labels_that_the_page_lists(conn: psycopg.Connection) -> None:
+    conn.execute(
+        """
+        select pgqueue.hello('w', array['mail'], '{"concurrency": 4}');
+        select pgqueue.beat('w', memory => 1);
+        select pgqueue.declare_task('send');
+        select pgqueue.schedule('nightly', '0 3 * * *', 'send');
+        select pgqueue.set_limit('task', 'send', max_executing => 1);
+        select pgqueue.pause('task', 'other');
+        select pgqueue.enqueue('send', queue => 'mail', max_attempts => 1, limit_key => 'acme');
+        select pgqueue.fail(r.id, r.reservation, '{"class": "KeyError", "message": "no"}') from pgqueue.reserve('w') r;
+        select pgqueue.enqueue('send', queue => 'mail', limit_key => 'acme');
+        """
+    )
+    rows = conn.execute("select name, labels from pgqueue.metrics()").fetchall()
+    assert {name: ", ".join(sorted(labels)) for name, labels in rows} == {
+        name: ", ".join(sorted(filter(None, program.labels_of(name).split(", ")))) for name, _ in rows
+    }
+    # Not of several databases, of the pages alone, of large queues, or of a breaker that is open.
+    rare = {"database_up", "queue_wait_seconds", "queue_run_seconds", "queue_attempts_total", "breakers_open"}
+    rare |= {"queue_counted_age_seconds", "queue_counted_to", "sample_age_seconds"}
+    assert set(metrics.OF_DATABASE) - {name for name, _ in rows} <= {f"pgqueue_{name}" for name in rare}
+
+
 def test_every_signal_has_a_row(written: dict[str, str]) -> None:
     rows = re.findall(r"^\| (SIG\w+) \|", written["signals.md"], re.MULTILINE)
     assert rows == program.handled_signals()
