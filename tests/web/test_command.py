@@ -70,9 +70,7 @@ def test_a_port_that_is_taken_is_refused_with_the_option_before_anything_starts(
 
 
 @pytest.mark.usefixtures("any_port")
-def test_a_field_that_redact_names_is_hidden_beside_those_of_secrets(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_that_redact_names_is_hidden_beside_those_of_secrets(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[app.Options] = []
     monkeypatch.setattr(app, "pages_of", lambda _, options: served.append(options))
     for given in ((), ("--redact", "*iban*", "--redact", "tax_id")):
