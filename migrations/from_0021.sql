@@ -361,7 +361,7 @@ comment on column pgqueue.schedules.declared_expression is
 comment on column pgqueue.schedules.declared_timezone is 'The time zone of the expression, as declared.';
 comment on column pgqueue.schedules.every is 'The interval between two runs; null: the schedule runs by an expression.';
 comment on column pgqueue.schedules.anchor is
-    'The instant from which every is counted: when the schedule was declared, or when every was last changed.';
+    'The instant from which every is counted: when the schedule was first declared, also where every has changed since.';
 comment on column pgqueue.schedules.catch_up is
     'What happens to missed runs: skip, last (only the last one runs; the default) or all.';
 comment on column pgqueue.schedules.catch_up_cap is

@@ -178,7 +178,8 @@ class Job:
     clock. The `Flag` `stopping` is raised when the worker shuts down. The `Flag` `cancelled` is raised when this
     attempt must end: a user cancelled the job, the lease is lost, or the timeout passed; its `reason` names the cause.
     An async handler is then cancelled as well. A sync one ends at its next step, or must check the flag; if it returns
-    all the same, the job has succeeded, as long as its lease held.
+    all the same, the job has succeeded, as long as its lease held, and no supervisor has replaced its process after a
+    timeout.
 
     All methods may be called in a thread and on the event loop. None blocks, except `spent`, `step`, `sleep`, `wait`
     and `wait_event`, which block a thread, and are awaited on the loop.

@@ -43,7 +43,8 @@ def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
     """Return a worker to be run inside of this process: as the `lifespan=` of a web application, or by `async with`.
 
     It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more jobs,
-    gives running ones `shutdown_timeout` to end, and releases the rest. If the worker cannot start, this raises. If it
+    gives back those that have not started, and gives running ones `shutdown_timeout` to end; then their attempts have
+    failed, or they are given back, as their tasks' `on_shutdown` says. If the worker cannot start, this raises. If it
     crashes, it is started again, at most three times a minute; after that, the block raises its error. An unavailable
     database is not a crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those
     of `WorkerConfig`, such as concurrency=10.

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.cli.help import arguments_of
+
 SQL = Path(__file__).parents[2] / "sql"
 
 # Each page with its title, its first sentence, and the folders of sql/functions/ with its public functions.
@@ -81,7 +83,7 @@ def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
     known = {row[0]: row for row in conn.execute(_FUNCTIONS).fetchall()}
     folders = {path.stem: path.parent.name for path in (SQL / "functions").glob("*/*.sql")}
     # Other functions that enqueue take the same options, and do not explain them again.
-    _, shared = _explained(known["enqueue"][3])
+    _, shared = _explained(known["enqueue"][3], known["enqueue"][1])
     found: dict[str, str] = {}
     written: set[str] = set()
     for page, (title, purpose, named) in _PAGES.items():
@@ -106,9 +108,12 @@ def _function(
     name: str, arguments: str, returns: str, what_it_does: str, example: str | None, who_may: list[str],
     shared: dict[str, str],
 ) -> str:  # fmt: skip
-    purpose, explained = _explained(what_it_does)
+    purpose, explained = _explained(what_it_does, arguments)
     lines = [f"## {name}", "", _prose(purpose), ""]
-    parts = [_argument(each) for each in _split(arguments)]
+    every = arguments_of(arguments)
+    columns = ", ".join(each.removeprefix("IN").removeprefix("OUT ") for each in every if re.match("(IN)?OUT ", each))
+    answers = f" ({columns})" if columns else ""
+    parts = [_argument(each.removeprefix("INOUT ")) for each in every if not each.startswith("OUT ")]
     known = {**shared, **explained}
     if any(each in known for each, *_ in parts):
         lines += ["| argument | what it is | type | default |", "|---|---|---|---|"]
@@ -117,17 +122,19 @@ def _function(
         lines += ["| argument | type | default |", "|---|---|---|"]
         lines += [f"| `{each}` | {kind} | {default} |" for each, kind, default in parts]
     lines += [""] if parts else []
-    lines += [f"Returns: {_cell(returns)}", ""]
+    lines += [f"Returns: {_cell(returns + answers)}", ""]
     if example:
         lines += ["```text", example, "```", ""]
     lines += [f"Who may call it: {', '.join([*who_may, 'the owner'])}.", ""]
     return "\n".join(lines)
 
 
-def _explained(what_it_does: str) -> tuple[str, dict[str, str]]:
+def _explained(what_it_does: str, arguments: str) -> tuple[str, dict[str, str]]:
     """Return what a function does, and what its arguments are: the lines of its comment that begin with one's name."""
     lines = what_it_does.split("\n")
-    named = [re.fullmatch(r"(\w+): (.*)", line) for line in lines]
+    # "Maintenance: ..." is what one does, and no argument.
+    names = {re.sub("^(IN|OUT|INOUT) ", "", each).split(" ")[0] for each in arguments_of(arguments)}
+    named = [found if (found := re.fullmatch(r"(\w+): (.*)", line)) and found[1] in names else None for line in lines]
     return (
         "\n".join(line for line, found in zip(lines, named, strict=True) if found is None),
         {found[1]: found[2] for found in named if found is not None},
@@ -146,7 +153,7 @@ def _argument(text: str) -> tuple[str, str, str]:
     signature, _, default = text.partition(" DEFAULT ")
     name, _, kind = signature.removeprefix("VARIADIC ").partition(" ")
     default = re.sub(r"::[a-z][\w. ]*(\[\])?$", "", default)
-    return name, kind, f"`{default}`" if default else "required"
+    return name, kind, default if default == "any" else f"`{default}`" if default else "required"
 
 
 def tables(conn: psycopg.Connection[Any]) -> str:
@@ -171,11 +178,6 @@ def tables(conn: psycopg.Connection[Any]) -> str:
             lines.append(f"| `{column['name']}` | {_cell(column['type'])} | {_cell(column['comment'])} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _split(arguments: str) -> list[str]:
-    """Split at the commas that stand in no brackets or quotes."""
-    return [each.strip() for each in re.findall(r"(?:[^,('\"]|\([^)]*\)|'(?:[^']|'')*'|\"[^\"]*\")+", arguments)]
 
 
 def _cell(text: str) -> str:

@@ -68,7 +68,8 @@ _STATES = {
 
 _SIGNALS = {
     "SIGTERM": (
-        "reserve no more, let running jobs end within `--shutdown-timeout`, release the rest",
+        "reserve no more, give back unstarted jobs, let running ones end within `--shutdown-timeout`; then they have "
+        "failed, or are given back, as `on_shutdown` of their tasks says",
         "the same, for all processes",
     ),
     "SIGINT": (
@@ -82,6 +83,26 @@ _SIGNALS = {
     "SIGUSR1": ("reserve no more, and stay (quiet)", "the same, for all processes"),
     "SIGUSR2": ("reserve again", "the same, for all processes"),
     "SIGTTIN": ("write the stacks of all threads and tasks to the log", "the same, for all processes"),
+}
+
+# The labels of the metrics of a database. Those of a queue have its name where nothing else stands here.
+_LABELS = {
+    "pgqueue_queue_jobs": "queue, state",
+    "pgqueue_queue_late_seconds": "queue, cause",
+    "pgqueue_queue_attempts_total": "queue, task, outcome",
+    "pgqueue_pauses": "kind, source",
+    "pgqueue_breakers_open": "kind, state",
+    "pgqueue_workers": "queue",
+    "pgqueue_slots": "state",
+    "pgqueue_heartbeat_memory_bytes": "worker",
+    "pgqueue_tenant_jobs": "tenant",
+    "pgqueue_dead_jobs": "task, class, error",
+    "pgqueue_limit_executing": "kind, target",
+    "pgqueue_limit_waiting": "kind, target",
+    "pgqueue_schedule_lag_seconds": "name",
+    "pgqueue_task_info": "task, queue, owner",
+    "pgqueue_dead_tuples": "table",
+    "pgqueue_database_up": "database",
 }
 
 # Public modules beside pgqueue itself, in the order of the page.
@@ -286,8 +307,9 @@ def metric_names() -> str:
         "",
         "`select * from pgqueue.metrics()`, `pgqueue metrics`, or `/metrics` of the pages: ask one of them, once",
     ]
-    lines += ["for each database.", "", "| metric | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {_cell(text)} |" for name, text in metrics.OF_DATABASE.items()]
+    lines += ["for each database. Where one page has several, each metric has the label `database` too.", ""]
+    lines += ["| metric | labels | what it is |", "|---|---|---|"]
+    lines += [f"| `{name}` | {labels_of(name)} | {_cell(text)} |" for name, text in metrics.OF_DATABASE.items()]
     lines += ["", "## Of a worker", "", "`/metrics` at its `--health-port`; needs the extra `metrics`.", ""]
     lines += ["| metric | labels | type | what it is |", "|---|---|---|---|"]
     for family in worker_families():
@@ -295,6 +317,11 @@ def metric_names() -> str:
         name = family.name + ("_total" if family.type == "counter" else "")
         lines.append(f"| `{name}` | {', '.join(labels)} | {family.type} | {_cell(family.documentation)} |")
     return "\n".join([*lines, ""])
+
+
+def labels_of(metric: str) -> str:
+    """Return the labels of a metric of a database, as the page lists them."""
+    return _LABELS.get(metric, "queue" if metric.startswith("pgqueue_queue_") else "")
 
 
 def worker_families() -> list[Any]:
@@ -321,7 +348,10 @@ def signals_and_exit_codes() -> str:
     if found is None:
         raise ValueError("pgqueue.cli.main no longer says what its exit codes mean")
     codes = [each.split(" ", 1) for each in " ".join(found[1].rstrip(".").split()).split("; ")]
-    codes.append(["75", "a supervised worker wants to be replaced: a handler did not stop at its timeout"])
+    codes.append(
+        ["75", "a supervised worker wants to be replaced: a handler did not stop at its timeout, or an operator asked"]
+    )
+    codes.append(["137", "`pgqueue workers kill` ended the worker at once"])
     codes.append(["128 + n", "a second signal n ended the worker at once"])
     lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in codes]
     lines += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Annotated, Any
 
@@ -15,6 +16,9 @@ from pgqueue.cli.tables import Table
 from pgqueue.db import operate
 
 app = commands()
+
+# The default of a filter of a bulk call, which no job has: left out, any job fits.
+_ANY = re.compile(r" DEFAULT (repeat\('\*'::text, 600\)|'\{?-9223372036854775808\}?'::bigint(\[\])?)$")
 
 
 @app.command(name="help")
@@ -45,12 +49,19 @@ def help_on(
             _show(each)
 
 
+def arguments_of(signature: str) -> list[str]:
+    """Return the arguments of a function as the catalog writes them, those of filters with no default but `any`."""
+    # At the commas that stand in no brackets or quotes.
+    parts = re.findall(r"(?:[^,('\"]|\([^)]*\)|'(?:[^']|'')*'|\"[^\"]*\")+", signature)
+    return [_ANY.sub(" DEFAULT any", part.strip()) for part in parts]
+
+
 def _show(function: dict[str, Any]) -> None:
     # What an argument is stands on its own line, after its name.
     purpose, *rest = function["what_it_does"].split("\n")
     explained = dict(each.partition(": ")[::2] for each in rest)
     output.line(f"pgqueue.{function['name']}", "bold")
-    for each in function["arguments"].split(", ") if function["arguments"] else ():
+    for each in arguments_of(function["arguments"]):
         output.line(f"    {each}")
         if more := explained.get(each.split(" ")[0]):
             output.lines(textwrap.fill(more, 79, initial_indent=" " * 8, subsequent_indent=" " * 8))

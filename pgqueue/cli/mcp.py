@@ -23,7 +23,8 @@ def mcp(
     ] = False,
     hide_args: Annotated[bool, typer.Option("--hide-args", help="Hide args, headers and results.")] = False,
     redact: Annotated[
-        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Pattern of another field whose value is hidden, as those of secrets are. Repeatable."),
     ] = None,
     dsn: Dsn = None,
 ) -> None:
@@ -39,6 +40,6 @@ def mcp(
     # Imported here, so that the help works without it.
     from pgqueue.mcp.server import Options, build  # noqa: PLC0415
 
-    options = Options(with_person("mcp"), allow_actions, hide_args, tuple(redact) if redact else REDACT)
+    options = Options(with_person("mcp"), allow_actions, hide_args, (*REDACT, *(redact or ())))
     with database(dsn) as found:
         build(found, options).run("stdio")

@@ -42,7 +42,8 @@ def web(
     read_only: Annotated[bool, typer.Option("--read-only", help="No actions.")] = False,
     hide_args: Annotated[bool, typer.Option("--hide-args", help="Hide args, headers and results.")] = False,
     redact: Annotated[
-        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Pattern of another field whose value is hidden, as those of secrets are. Repeatable."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="Host name under which the pages may be reached; * for any. Repeatable.")
@@ -72,7 +73,7 @@ def web(
     options = Options(
         authorize=authorize,
         read_only=read_only,
-        redact=tuple(redact) if redact else REDACT,
+        redact=(*REDACT, *(redact or ())),
         allowed_hosts=[*(allowed_host or ()), *([] if _is_wildcard(host) else [host])],
         origin=origin,
         trace_url=trace_url,

@@ -111,7 +111,8 @@ def dashboard(
     database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role limits the actions
     authorize      takes the request and returns its User, or None; may be async
     read_only      no actions, whatever the role may do
-    redact         patterns of field names whose values are not shown, in args, headers and results at any depth
+    redact         patterns of field names whose values are not shown, in args, headers and results at any depth; they
+                   take the place of those that suggest secrets
     allowed_hosts  host names that it accepts, beside those of loopback; "*": any
     origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
     trace_url      address of a trace, with {trace_id}

@@ -484,6 +484,8 @@ def test_help_explains_a_function(run: Run) -> None:
     assert shown.startswith("pgqueue.depth\n    queue text")
     assert "Example: select pgqueue.depth('mail');" in shown
     assert "Who may: producer, worker, reader, operator, the owner" in shown
+    # A default with a comma, which is no job's value.
+    assert "\n    key text DEFAULT any\n    state text DEFAULT any\n" in run("help", "cancel_many").out
     gone = run("help", "jobs")
     assert (gone.code, gone.out) == (1, "")
     assert "commands have --help" in gone.err

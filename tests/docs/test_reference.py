@@ -57,6 +57,17 @@ def test_the_index_of_functions_says_what_each_is_for(written: dict[str, str]) -
     assert [name for name, purpose in rows if len(purpose) < 10 or not purpose.endswith(".")] == []
 
 
+def test_every_function_says_what_it_is_for_before_its_arguments(written: dict[str, str]) -> None:
+    text = "\n".join(each for name, each in written.items() if name.startswith("functions"))
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert len(sections) > 70
+    assert [name for name, section in sections.items() if not re.match(r"\n\w[^|]{20,}", section)] == []
+    # Nor what stands for no value, and what is returned.
+    assert [name for name, section in sections.items() if re.search(r"repeat\(|-922337|`(IN)?OUT`", section)] == []
+    assert "| `job_id` | bigint | required |" in sections["explain"]
+    assert "Returns: record (job_id bigint, state text, reason text" in sections["explain"]
+
+
 def test_every_table_view_and_column_has_a_row(written: dict[str, str], conn: psycopg.Connection) -> None:
     rows = conn.execute(
         """
@@ -112,6 +123,30 @@ def test_every_metric_has_a_row(written: dict[str, str], conn: psycopg.Connectio
         sample.name for family in program.worker_families() for sample in family.samples if family.type != "histogram"
     }
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
+def test_the_metrics_of_a_database_have_the_labels_that_the_page_lists(conn: psycopg.Connection) -> None:
+    conn.execute(
+        """
+        select pgqueue.hello('w', array['mail'], '{"concurrency": 4}');
+        select pgqueue.beat('w', memory => 1);
+        select pgqueue.declare_task('send');
+        select pgqueue.schedule('nightly', '0 3 * * *', 'send');
+        select pgqueue.set_limit('task', 'send', max_executing => 1);
+        select pgqueue.pause('task', 'other');
+        select pgqueue.enqueue('send', queue => 'mail', max_attempts => 1, limit_key => 'acme');
+        select pgqueue.fail(r.id, r.reservation, '{"class": "KeyError", "message": "no"}') from pgqueue.reserve('w') r;
+        select pgqueue.enqueue('send', queue => 'mail', limit_key => 'acme');
+        """
+    )
+    rows = conn.execute("select name, labels from pgqueue.metrics()").fetchall()
+    assert {name: ", ".join(sorted(labels)) for name, labels in rows} == {
+        name: ", ".join(sorted(filter(None, program.labels_of(name).split(", ")))) for name, _ in rows
+    }
+    # Not of several databases, of the pages alone, of large queues, or of a breaker that is open.
+    rare = {"database_up", "queue_wait_seconds", "queue_run_seconds", "queue_attempts_total", "breakers_open"}
+    rare |= {"queue_counted_age_seconds", "queue_counted_to", "sample_age_seconds"}
+    assert set(metrics.OF_DATABASE) - {name for name, _ in rows} <= {f"pgqueue_{name}" for name in rare}
 
 
 def test_every_signal_has_a_row(written: dict[str, str]) -> None:

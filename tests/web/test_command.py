@@ -9,6 +9,7 @@ import pytest
 import uvicorn
 
 from pgqueue.cli import ports
+from pgqueue.web import app
 from tests.cli.conftest import Run
 from tests.databases import Database
 
@@ -66,6 +67,16 @@ def test_a_port_that_is_taken_is_refused_with_the_option_before_anything_starts(
     assert (done.code, done.out) == (2, "")
     said = f"port {taken} of 127.0.0.1 is taken by another program; give another one with --port"
     assert done.err.splitlines() == [f"pgqueue: {said}"]
+
+
+@pytest.mark.usefixtures("any_port")
+def test_a_field_that_redact_names_is_hidden_beside_those_of_secrets(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[app.Options] = []
+    monkeypatch.setattr(app, "pages_of", lambda _, options: served.append(options))
+    for given in ((), ("--redact", "*iban*", "--redact", "tax_id")):
+        assert run("web", *given).code == 0
+    assert {"*password*", "*secret*"} <= set(served[0].redact)
+    assert [*served[0].redact, "*iban*", "tax_id"] == [*served[1].redact]
 
 
 def test_a_host_without_an_address_is_refused(run: Run) -> None:

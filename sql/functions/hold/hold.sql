@@ -24,4 +24,4 @@ $$;
 
 comment on function pgqueue.hold(bigint, bigint) is
     'Keep the job for as long as this transaction is open. False when the reservation is no longer held: do nothing, and roll back. '
-    'begin; select pgqueue.hold(42, 1048577); ... select pgqueue.complete(42, 1048577); commit; [worker]';
+    'Call it before the writes of the job, and complete() after them. select pgqueue.hold(42, 1048577); [worker]';

@@ -20,5 +20,5 @@ as $$
 $$;
 
 comment on function pgqueue.retry_many is
-    'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; left out: dead, or both where job_ids are given. key needs queue. group_id: the members of a group. No filter may be null: leave it out. _after is inclusive, _before exclusive. '
+    'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; left out: dead, or both with job_ids or group_id. key needs queue. group_id: the members of a group. No filter may be null: leave it out. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: the number left as they are, because another session holds or has changed them, or holds a job of this call for which they wait; left_over: matching jobs that remain, a lower bound unless is_exact.';

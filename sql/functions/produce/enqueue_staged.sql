@@ -102,8 +102,7 @@ $$;
 comment on function pgqueue.enqueue_staged() is
     'Enqueue what was copied into pgqueue_staged since stage(), in the order of the rows, all or none, and return how many '
     'jobs had which outcome, as of enqueue_outcome(). An error names the row, the first being 1. '
-    'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, key) from stdin; '
-    'select * from pgqueue.enqueue_staged(); commit; [producer]';
+    'Call it in the transaction of stage(). select * from pgqueue.enqueue_staged(); [producer]';
 
 -- Not pinned, so that it is inlined: it is called for each row. Polymorphic, for each session has a type of its own for the rows.
 create or replace function pgqueue._is_plain(p_accumulating text[], s anyelement)

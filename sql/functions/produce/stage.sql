@@ -29,9 +29,8 @@ $$;
 
 comment on function pgqueue.stage() is
     'Make the temporary table pgqueue_staged, for loads of many jobs: COPY rows into it, whose columns are the options of '
-    'enqueue(), and call enqueue_staged() in the same transaction. '
-    'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, delay) from stdin; '
-    'select * from pgqueue.enqueue_staged(); commit; [producer]';
+    'enqueue(), as copy pgqueue_staged (task, args, delay) from stdin does, and call enqueue_staged() in the same transaction. '
+    'select pgqueue.stage(); [producer]';
 
 -- Whether there is a table pgqueue_staged. Refuses one that stage() did not create.
 create or replace function pgqueue._is_staged()
