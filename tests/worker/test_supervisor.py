@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pgqueue.processes.crash import CrashLoop
 from tests.calls import enqueue, enqueue_many, job, state, value
 from tests.facts import wait_until
 from tests.worker.conftest import Start
@@ -241,6 +242,15 @@ def test_workers_in_a_crash_loop_are_replaced_after_growing_pauses(start_worker:
     ready(supervisor, 2)
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 0
+
+
+def test_a_crash_loop_that_lasts_for_days_keeps_its_longest_pause() -> None:
+    loop = CrashLoop()
+    pauses = [loop.pause_after(None) for _ in range(3000)]
+    assert pauses[0] == 0.0
+    assert pauses[1] < pauses[3] < pauses[5]
+    # Each with a random part.
+    assert all(25 < pause < 35 for pause in pauses[10:])
 
 
 @pytest.mark.long
