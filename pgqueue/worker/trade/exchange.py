@@ -195,15 +195,17 @@ class Exchange:
         reservations, and so changes nothing.
         """
         assert not self.in_flight
-        if not self._identity.has_name:
-            # What is listed is what another process of this name runs.
-            return
         began, to_compare = time.monotonic(), self._to_compare
-        asks_less = may_ask_less and not self._reply_lost
-        within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None
-        reserved = await link.perform(consume.held_by(self._claim.worker, within))
-        unknown = [pair for pair in reserved if pair not in known]
-        if unknown:
+        unknown: list[tuple[int, int]] = []
+        # Without its name it has nothing to give back, and is not unsure either: its loops would ask again and again.
+        if self._identity.has_name:
+            asks_less = may_ask_less and not self._reply_lost
+            within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None
+            reserved = await link.perform(consume.held_by(self._claim.worker, within))
+            unknown = [pair for pair in reserved if pair not in known]
+        # Asked after the list was read: if the name is still this process's, so is all that is listed. Else it is what
+        # another process of this name runs.
+        if unknown and not await self._identity.is_taken(link.perform):
             # Before the release is sent.
             self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
             # Jobs that ended while the list was on its way no longer execute.
