@@ -125,6 +125,7 @@ class Supervisor:
                 everything: asyncio.Future[Any] = asyncio.gather(*slots)
                 until: list[asyncio.Future[Any]] = [everything, stopping]
                 await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+                await self._outlast_replaced()
                 stopping.cancel()
                 # While stopping, all of these come to an end by themselves.
                 await self._end_all()
@@ -230,7 +231,7 @@ class Supervisor:
             if worker is None:
                 worker = await self._start(slot)
             if worker is not None:
-                await worker.gone.wait()
+                await worker.left.wait()
                 if slot.worker is not worker:
                     # It has its replacement.
                     continue
@@ -320,11 +321,17 @@ class Supervisor:
             worker.close()
         # Its slot is free; its number only when its jobs are given back.
         worker.gone.set()
+        worker.left.set()
         try:
             if not planned and (worker.ready.is_set() or held):
                 await give_back(self._dsns, worker, held)
         finally:
             self._workers.pop(worker.number)
+
+    async def _outlast_replaced(self) -> None:
+        """Wait, or until a stop, for those that were replaced: their running jobs have `replace_timeout` seconds."""
+        while not self._stopping.is_set() and not all(worker.gone.is_set() for worker in self._workers.values()):
+            await self._pause(0.1)
 
     async def _end_all(self) -> None:
         """Wait until all have ended; kill those that do not."""
@@ -411,6 +418,8 @@ class Supervisor:
                     old = new
                 else:
                     slot.worker = new
+                    # From now on the new one is watched: it may crash while this one still runs its jobs.
+                    old.left.set()
                 self._replaced += 1
                 old.stop_at = time.monotonic() + self._replace_timeout
                 old.retire()

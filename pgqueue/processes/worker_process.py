@@ -34,8 +34,8 @@ SILENT = 10.0
 class WorkerProcess:
     """One worker process.
 
-    `ready` and `gone` are set once; `code` is then its exit code, or below zero the signal that killed it. `number` is
-    part of its name. `asked_to_end`: its end is planned.
+    `ready` and `gone` are set once; `code` is then its exit code, or below zero the signal that killed it. `left`: it
+    is gone, or another one has its slot. `number` is part of its name. `asked_to_end`: its end is planned.
     """
 
     number: int
@@ -47,6 +47,7 @@ class WorkerProcess:
     began: float = field(default_factory=time.monotonic)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
     code: int | None = None
     status: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0
