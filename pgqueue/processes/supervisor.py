@@ -257,7 +257,8 @@ class Supervisor:
         most_jobs = _ROWS_A_JOB * self._config.concurrency
         try:
             worker = await WorkerProcess.start(self._command, name, number, self._environment, most_jobs)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # asyncio has a thread wait for each child before Python 3.12: there may be none.
             log.error("worker %s cannot be started: %s", name, error)
             return None
         finally:

@@ -64,14 +64,19 @@ class WorkerProcess:
     async def start(
         cls, command: list[str], name: str, number: int, environment: Mapping[str, str], most_jobs: int
     ) -> WorkerProcess:
-        """Start `command` at the other end of a control pipe. Raises OSError, and leaves nothing open then."""
+        """Start `command` at the other end of a control pipe. Raises OSError, or RuntimeError without a thread to wait.
+
+        Then it leaves nothing open: a process that was made all the same ends with its pipe.
+        """
         inherited: list[int] = []
         ours: list[int] = []
         try:
             commands, commands_end = os.pipe()
+            inherited.append(commands)
+            ours.append(commands_end)
             reports_end, reports = os.pipe()
-            inherited += [commands, reports]
-            ours += [commands_end, reports_end]
+            inherited.append(reports)
+            ours.append(reports_end)
             ours.append(running_jobs.create(most_jobs))
             pipe = ControlPipe(name, commands, reports, ours[-1])
             process = await asyncio.create_subprocess_exec(
@@ -82,7 +87,7 @@ class WorkerProcess:
                 # In its own session: a key pressed in the terminal signals the supervisor alone.
                 process_group=0,
             )
-        except OSError:
+        except BaseException:
             for fd in ours:
                 os.close(fd)
             raise
