@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 
@@ -221,7 +222,7 @@ class Trade:
             self._outbox.correct(held, simpler(held, refusal) or held.attempt.ending)
             self.report_again(batch)
         else:
-            asyncio.get_running_loop().call_later(_LOCKED, self.report_again, batch)
+            self._outbox.postpone(_LOCKED, partial(self.report_again, batch))
 
     async def _server_answers(self, held: Held) -> bool:
         try:
