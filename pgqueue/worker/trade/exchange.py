@@ -95,7 +95,8 @@ class Exchange:
 
     def go_apart(self, why: object, seconds: float = _APART) -> None:
         """Send ends and claims in separate statements for some seconds."""
-        self._apart_until = time.monotonic() + seconds
+        # Not shorter than another one asked for: a careful claim and ends in one statement could not be told apart.
+        self._apart_until = max(self._apart_until, time.monotonic() + seconds)
         log.warning("ends and claims are sent separately for %g s (%s)", seconds, why)
 
     def can_be_careful(self, refusal: InvalidArgument) -> bool:
