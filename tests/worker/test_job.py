@@ -196,6 +196,39 @@ async def test_a_handler_in_a_thread_past_its_timeout_fails_at_its_next_step(
     assert shipped == []
 
 
+@pytest.mark.parametrize("where", ["its own plain function", "a middleware"])
+async def test_an_async_handler_whose_timeout_passed_in_a_thread_before_it_began_fails(
+    where: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    shipped: list[str] = []
+
+    async def ship() -> None:
+        await asyncio.sleep(0.01)
+        shipped.append("ship")
+
+    if where == "a middleware":
+
+        @app.middleware
+        def slow(job: Job, call_next: Any) -> Any:
+            job.cancelled.wait(120)
+            return call_next()
+
+        app.task(name="t", timeout="0.2 s", max_attempts=1)(ship)
+    else:
+
+        @app.task(name="t", timeout="0.2 s", max_attempts=1)
+        def ships(job: Job) -> Any:
+            job.cancelled.wait(120)
+            return ship()
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["dead"]
+    assert job(conn, job_id).errors[0]["class"] == "Timeout"
+    assert shipped == []
+
+
 async def test_a_flag_wakes_who_waits_for_it_on_the_loop_and_in_a_thread() -> None:
     from pgqueue.job import Flag  # noqa: PLC0415
 
