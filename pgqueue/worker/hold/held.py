@@ -156,6 +156,8 @@ class Attempt:
     is_locked: bool = False
     # Trade: how often the server did not take the end, while it answered other calls.
     refused: int = 0
+    # Exchange: the end was sent, and no reply came. It may have been stored.
+    is_unsure: bool = False
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline

@@ -72,6 +72,7 @@ class Deciding:
         if time.monotonic() - began >= ASK_WITHIN:
             self._pause(task)
         self._trade.act_on(reply)
+        await self._trade.tell_unsure()
 
     def _pause(self, task: str) -> None:
         self._paused[task] = time.monotonic() + _PAUSE

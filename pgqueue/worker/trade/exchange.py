@@ -124,6 +124,12 @@ class Exchange:
         has_results = results.count(None) < len(results)
         is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
         claim, is_careful = object(), self.is_careful
+
+        def gives_up(error: BaseException) -> bool:
+            for held in batch:
+                held.attempt.is_unsure = True
+            return is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
+
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
         try:
@@ -141,11 +147,7 @@ class Exchange:
                 patient=patient and not (batch and max_jobs),
                 # Bytes take their time, whatever the lease is.
                 within=CALL_TIMEOUT if is_large else None,
-                gives_up=(
-                    lambda error: is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
-                )
-                if batch
-                else None,
+                gives_up=gives_up if batch else None,
             )
         except InvalidArgument:
             raise

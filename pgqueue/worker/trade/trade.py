@@ -74,6 +74,8 @@ class Trade:
         # The monotonic time of the next poll of a stream: it takes waiting ends along.
         self.claims_at = 0.0
         self._reported_at = 0.0
+        # Ends of which it is not known whether they are stored, and when their reservations were found to be over.
+        self._unsure: list[tuple[Held, str]] = []
 
     def capacity(self) -> int:
         """Return how many jobs to claim now."""
@@ -141,7 +143,10 @@ class Trade:
             raise
         if batch:
             self.act_on(reply)
-        return 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
+        claimed = 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
+        # After that: what was claimed must be known to this worker before it waits.
+        await self.tell_unsure()
+        return claimed
 
     def act_on(self, reply: Reply) -> None:
         """Act on the server's reply about ended jobs."""
@@ -157,14 +162,36 @@ class Trade:
                 self.report_later(held)
             elif row.outcome == "undecided":
                 self._outbox.put_undecided(held)
+            elif row.outcome == "lost":
+                self._lost(held, "its handler failed")
             else:
                 self._holding.remove(held)
-                if row.outcome == "lost":
-                    self._tell.end_lost(held, "its handler failed")
-                else:
-                    self._tell.failed(held, row.outcome, row.note)
+                self._tell.failed(held, row.outcome, row.note)
         # A worker that ends with its last job waits for this one, whichever loop has reported it.
         self._requests.freed.set()
+
+    async def tell_unsure(self) -> None:
+        """Tell how jobs ended that were reported twice, for the first reply was lost, and held no more the second time.
+
+        While its lease held, by this worker's clock, no other one can have ended such a job.
+        """
+        if not self._unsure:
+            return
+        asked, self._unsure = self._unsure, []
+        states: dict[int, str] = {}
+        try:
+            states = await self._keeping.perform(consume.states([held.row.id for held, _ in asked]))
+        finally:
+            for held, when in asked:
+                self._holding.remove(held)
+                end, state = held.attempt.ending.end, states.get(held.row.id, "")
+                if end is End.SUCCEEDED and state == "succeeded":
+                    self._tell.succeeded([held])
+                elif end is End.FAILED and state in ("failed", "dead", "cancelled"):
+                    self._tell.failed(held, state, None)
+                else:
+                    self._tell.end_lost(held, when)
+            self._requests.freed.set()
 
     def settle_own(self, held: Held) -> None:
         """The handler has ended this job in its own transaction."""
@@ -196,9 +223,15 @@ class Trade:
         if row.outcome == "locked":
             self.report_later(held)
         else:
-            self._holding.remove(held)
-            self._tell.end_lost(held, "its handler ended")
+            self._lost(held, "its handler ended")
         return False
+
+    def _lost(self, held: Held, when: str) -> None:
+        if held.attempt.is_unsure and time.monotonic() < held.attempt.deadline:
+            self._unsure.append((held, when))
+        else:
+            self._holding.remove(held)
+            self._tell.end_lost(held, when)
 
     async def _report_less(self, batch: list[Held], error: BaseException) -> None:
         """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
