@@ -123,11 +123,13 @@ async def test_a_result_that_the_server_never_takes_is_stored_as_a_failure_that_
     assert error["message"].startswith("a result of 500002 bytes could not be stored: ")
 
 
+# The others also mean that the queue is not installed, or that the worker's role has no rights.
+@pytest.mark.parametrize("by", ["raise_exception", "undefined_table", "undefined_function", "insufficient_privilege"])
 async def test_an_end_that_the_server_refuses_keeps_no_other_from_being_stored_and_is_stored_when_it_is_accepted(
-    database: Database, conn: psycopg.Connection
+    by: str, database: Database, conn: psycopg.Connection
 ) -> None:
     # As a trigger of a user does.
-    _refuse(conn, "bool_or(task = 'bad') from inserted", "raise_exception")
+    _refuse(conn, "bool_or(task = 'bad') from inserted", by)
     app, come = App(), asyncio.Event()
 
     async def waits() -> None:

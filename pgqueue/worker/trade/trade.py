@@ -130,7 +130,8 @@ class Trade:
             await self._report_apart(link, batch, refusal)
             return 0
         except BaseException as error:
-            if batch and (isinstance(error, TimeoutError) or (isinstance(error, psycopg.Error) and not max_jobs)):
+            is_of_ends = not max_jobs and (isinstance(error, psycopg.Error) or is_refusal(error))
+            if batch and (isinstance(error, TimeoutError) or is_of_ends):
                 if max_jobs:
                     self._exchange.go_apart(one_line(error))
                 await self._report_less(batch, error)
