@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from typing import Any
+
+import psycopg
 
 from pgqueue.app import App
 from pgqueue.db import consume
+from pgqueue.db.call import Call
 from pgqueue.errors import LockTimeout, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
+from pgqueue.worker.link.connection import is_refusal
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.process.requests import Requests
@@ -111,11 +116,16 @@ class Reporter:
         link = self._links.second
         try:
             if ending.throttle is None:
-                state = "snoozed" if await link.perform(consume.snooze(*held.pair, ending.snooze)) else None
+                asking: Call[Any] = consume.snooze(*held.pair, ending.snooze)
+                state = "snoozed" if await link.perform(asking, gives_up=is_refusal) else None
             else:
-                state = await link.perform(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
+                asking = consume.throttled(*held.pair, ending.snooze, *ending.throttle)
+                state = await link.perform(asking, gives_up=is_refusal)
         except LockTimeout:
             self._trade.report_later(held)
+            return
+        except psycopg.Error as refusal:
+            self._trade.report_refused(held, refusal)
             return
         except PgQueueError as refusal:
             name = "Snooze" if ending.throttle is None else "Throttled"
@@ -137,7 +147,17 @@ class Reporter:
 
     async def _release(self, batch: list[Held], delay: float) -> None:
         link = self._links.second
-        lost = await link.perform(consume.release([held.pair for held in batch], delay))
+        try:
+            lost = await link.perform(consume.release([held.pair for held in batch], delay), gives_up=is_refusal)
+        except (psycopg.Error, PgQueueError) as refusal:
+            if not is_refusal(refusal):
+                raise
+            if len(batch) == 1:
+                self._trade.report_refused(batch[0], refusal)
+                return
+            for held in batch:
+                await self._release([held], delay)
+            return
         # A row that another session had locked stays reserved.
         reserved = await link.perform(consume.held_by(self._worker))
         gone, left = set(lost), set(reserved)

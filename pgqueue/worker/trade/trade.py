@@ -217,6 +217,11 @@ class Trade:
         log.warning("%s is locked by another transaction; its end is stored after that transaction", held)
         self._outbox.put_locked(held, _LOCKED)
 
+    def report_refused(self, held: Held, refusal: BaseException) -> None:
+        """The server does not give this job back: report that again, in a second. No other end waits for it."""
+        log.warning("%s could not be given back (%s)", held, one_line(refusal))
+        self._outbox.put_locked(held, _LOCKED)
+
     def _is_stored(self, held: Held, reply: Reply) -> bool:
         row = reply.outcomes.get(held.pair)
         if row is None:
