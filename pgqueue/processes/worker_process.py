@@ -108,8 +108,10 @@ class WorkerProcess:
     def retire(self) -> None:
         """Have it end after its running jobs."""
         self.asked_to_end = True
-        with suppress(OSError):
-            os.write(self.commands, RETIRE)
+        # The number of a closed pipe may be that of another worker's by now.
+        if not self.gone.is_set():
+            with suppress(OSError):
+                os.write(self.commands, RETIRE)
 
     def read_reports(self) -> bool:
         """Read its reports; False when its end of the pipe is closed."""

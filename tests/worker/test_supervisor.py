@@ -15,6 +15,7 @@ import pytest
 
 from pgqueue.config import WorkerConfig
 from pgqueue.processes import supervisor
+from pgqueue.processes import worker_process as process
 from pgqueue.processes.crash import CrashLoop
 from pgqueue.processes.supervisor import Supervisor
 from tests.calls import enqueue, enqueue_many, job, state, value
@@ -498,6 +499,19 @@ async def test_with_until_empty_a_replaced_process_has_the_time_that_its_jobs_ne
     (tmp_path / "go").touch()
     assert await asyncio.wait_for(running, 60) == 0
     assert said(tmp_path, "ended") == Counter([long])
+
+
+async def test_a_process_that_is_gone_is_told_nothing() -> None:
+    commands, other = os.pipe()
+    os.set_blocking(commands, False)
+    # As when the pipe of another one has got the number of its own.
+    worker = process.WorkerProcess(1, "s:1", None, other, other, other)  # type: ignore[arg-type]
+    worker.gone.set()
+    worker.retire()
+    with pytest.raises(BlockingIOError):
+        os.read(commands, 1)
+    for each in (commands, other):
+        os.close(each)
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), RuntimeError("can't start new thread")])
