@@ -168,6 +168,9 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            # Inherited: the kernel would not keep the exit codes of workers.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

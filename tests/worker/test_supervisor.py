@@ -501,6 +501,22 @@ async def test_with_until_empty_a_replaced_process_has_the_time_that_its_jobs_ne
     assert said(tmp_path, "ended") == Counter([long])
 
 
+async def test_the_exit_codes_of_processes_are_known_where_the_parent_had_ignored_their_ends(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # As a parent hands it down to what it starts: then the kernel forgets a child when it ends.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        config = WorkerConfig(name="s", until_empty=True)
+        command = [sys.executable, "-m", "pgqueue", "worker", "-r", "jobs", "--until-empty"]
+        environment = {**environment_without_dsn(), "PGQUEUE_DSN": database.dsn}
+        keeper = Supervisor(command, [database.dsn], config, 1, environment=environment)
+        assert await asyncio.wait_for(keeper.run(), 120) == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 async def test_a_process_that_is_gone_is_told_nothing() -> None:
     commands, other = os.pipe()
     os.set_blocking(commands, False)
