@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgqueue import App, Job
+from pgqueue import App, Job, Snooze
 from pgqueue.hooks import Dead, Event
 from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database
@@ -228,6 +228,34 @@ async def test_ends_whose_reply_is_lost_are_told_as_they_were_stored(
     assert sorted(events) == list(zip(jobs, ["succeeded", "dead", "failed"], strict=True))
     assert dead == jobs[1:2]
     assert "was over" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "kind"), [("naps", b"snooze", "snoozed"), ("nobody", b"release", "released")]
+)
+async def test_a_job_that_goes_back_with_a_lost_reply_is_told_so(
+    task: str, column: bytes, kind: str, database: Database, conn: psycopg.Connection, proxy: Proxy
+) -> None:
+    app = App()
+    events: list[str] = []
+
+    @app.on_event
+    def note(event: Event) -> None:
+        if event.kind not in ("reserved", "started"):
+            events.append(event.kind)
+
+    @app.task
+    async def naps() -> None:
+        raise Snooze("1 hour")
+
+    async with working(app, proxy.dsn, name="w"):
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        proxy.cut_reply_with(column)
+        # There is no task with the other name: it is given back for ten seconds.
+        enqueue(conn, task)
+        await wait_until_async(lambda: events)
+    assert proxy.cuts == 1
+    assert events == [kind]
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])

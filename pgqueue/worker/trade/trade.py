@@ -172,10 +172,7 @@ class Trade:
         self._requests.freed.set()
 
     async def tell_unsure(self) -> None:
-        """Tell how jobs ended that were reported twice, for the first reply was lost, and held no more the second time.
-
-        While its lease held, by this worker's clock, no other one can have ended such a job.
-        """
+        """Tell how jobs ended that were reported twice, for the first reply was lost, and held no more then."""
         if not self._unsure:
             return
         asked, self._unsure = self._unsure, []
@@ -233,7 +230,7 @@ class Trade:
         return False
 
     def _lost(self, held: Held, when: str) -> None:
-        if held.attempt.is_unsure and time.monotonic() < held.attempt.deadline:
+        if held.attempt.may_be_stored:
             self._unsure.append((held, when))
         else:
             self._holding.remove(held)
