@@ -329,7 +329,7 @@ class _Trade:
         self.reported += batch
         return 0
 
-    async def perform(self, call: object) -> Any:
+    async def perform(self, call: object, **_: object) -> Any:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
