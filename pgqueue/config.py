@@ -209,7 +209,15 @@ class WorkerConfig:
             ("shutdown_timeout", 0.0, 86_400.0),
         ):
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is None and name == "min_concurrency":
+                continue
+            kinds = (int,) if name.endswith("concurrency") else (int, float)
+            if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
+                what = "value" if isinstance(value, kinds) else "number" if float in kinds else "whole number"
                 raise ConfigError(
-                    f"{name.replace('_', '-')} is {value}", hint=f"give a value between {low:g} and {high:g}"
+                    f"{name.replace('_', '-')} is {value!r}", hint=f"give a {what} between {low:g} and {high:g}"
                 )
+        for name, names in (("queues", self.queues), ("keep_log", self.keep_log)):
+            if isinstance(names, str):
+                # Else each of its letters would be one.
+                raise ConfigError(f"{name} is {names!r}", hint="give a list of names")

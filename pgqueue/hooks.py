@@ -162,7 +162,11 @@ class Hooks:
                     await function(*args)
                 else:
                     await asyncio.to_thread(function, *args)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                me = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and (me is None or me.cancelling()):
+                    raise
+                # A hook that awaits something that was cancelled has raised as any other.
                 log.exception("the hook %s for %s raised", _name(function), kind)
                 if kind != "error":
                     await self.call("error", error, f"hook {_name(function)} for {kind}")

@@ -255,6 +255,15 @@ def started(held: Sequence[tuple[int, int]]) -> Call[list[int]]:
     return Call(b"select pgqueue.started(%s::bigint[], %s::bigint[])", (ids, reservations), read_column)
 
 
+def states(job_ids: Sequence[int]) -> Call[dict[int, str]]:
+    """Read the states of jobs by id, without those that history does not keep."""
+    return Call(
+        b"select w.id, o.state from unnest(%s::bigint[]) w (id) cross join lateral pgqueue.outcome(w.id) o",
+        (list(job_ids),),
+        lambda rows: {row[0]: row[1] for row in rows},
+    )
+
+
 def crashed(worker: str, held: Sequence[tuple[int, int]]) -> Call[list[int]]:
     """Report that a worker process died while it ran `held`; reads the ids of all jobs that it had reserved."""
     ids, reservations = pairs(held)

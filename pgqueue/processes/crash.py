@@ -37,7 +37,8 @@ class CrashLoop:
         self._crashes += 1
         if self._crashes == 1:
             return 0.0
-        pause: float = min(FIRST_PAUSE * 2 ** (self._crashes - 2), _LONGEST_PAUSE)
+        # A crash loop of a night counts beyond what a float can hold.
+        pause: float = min(FIRST_PAUSE * 2 ** min(self._crashes - 2, 10), _LONGEST_PAUSE)
         log.warning(
             "crash loop: %s in a row died soon after their start; the next one starts in %g s",
             how_many(self._crashes, "worker"),

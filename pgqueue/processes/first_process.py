@@ -15,6 +15,8 @@ def go_on_in_child() -> None:
     """If this is process 1, fork, and return in the child; this process ends when the child does, with its code."""
     if os.getpid() != 1:
         return
+    # It may be inherited that their ends are ignored: the worker's would not be noticed.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if child == 0:

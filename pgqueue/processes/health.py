@@ -80,6 +80,9 @@ class HealthServer:
                     + body
                 )
                 await writer.drain()
+                # The last part is still here, and goes out meanwhile.
+                writer.close()
+                await writer.wait_closed()
         except TimeoutError:
             # A silent client, or one that does not read its answer: the unsent part would be kept forever.
             writer.transport.abort()

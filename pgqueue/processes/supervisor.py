@@ -125,6 +125,7 @@ class Supervisor:
                 everything: asyncio.Future[Any] = asyncio.gather(*slots)
                 until: list[asyncio.Future[Any]] = [everything, stopping]
                 await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+                await self._outlast_replaced()
                 stopping.cancel()
                 # While stopping, all of these come to an end by themselves.
                 await self._end_all()
@@ -167,6 +168,9 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            # Inherited: the kernel would not keep the exit codes of workers.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -230,7 +234,7 @@ class Supervisor:
             if worker is None:
                 worker = await self._start(slot)
             if worker is not None:
-                await worker.gone.wait()
+                await worker.left.wait()
                 if slot.worker is not worker:
                     # It has its replacement.
                     continue
@@ -256,7 +260,8 @@ class Supervisor:
         most_jobs = _ROWS_A_JOB * self._config.concurrency
         try:
             worker = await WorkerProcess.start(self._command, name, number, self._environment, most_jobs)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # asyncio has a thread wait for each child before Python 3.12: there may be none.
             log.error("worker %s cannot be started: %s", name, error)
             return None
         finally:
@@ -320,11 +325,17 @@ class Supervisor:
             worker.close()
         # Its slot is free; its number only when its jobs are given back.
         worker.gone.set()
+        worker.left.set()
         try:
             if not planned and (worker.ready.is_set() or held):
                 await give_back(self._dsns, worker, held)
         finally:
             self._workers.pop(worker.number)
+
+    async def _outlast_replaced(self) -> None:
+        """Wait, or until a stop, for those that were replaced: their running jobs have `replace_timeout` seconds."""
+        while not self._stopping.is_set() and not all(worker.gone.is_set() for worker in self._workers.values()):
+            await self._pause(0.1)
 
     async def _end_all(self) -> None:
         """Wait until all have ended; kill those that do not."""
@@ -411,6 +422,8 @@ class Supervisor:
                     old = new
                 else:
                     slot.worker = new
+                    # From now on the new one is watched: it may crash while this one still runs its jobs.
+                    old.left.set()
                 self._replaced += 1
                 old.stop_at = time.monotonic() + self._replace_timeout
                 old.retire()

@@ -34,8 +34,8 @@ SILENT = 10.0
 class WorkerProcess:
     """One worker process.
 
-    `ready` and `gone` are set once; `code` is then its exit code, or below zero the signal that killed it. `number` is
-    part of its name. `asked_to_end`: its end is planned.
+    `ready` and `gone` are set once; `code` is then its exit code, or below zero the signal that killed it. `left`: it
+    is gone, or another one has its slot. `number` is part of its name. `asked_to_end`: its end is planned.
     """
 
     number: int
@@ -47,6 +47,7 @@ class WorkerProcess:
     began: float = field(default_factory=time.monotonic)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
     code: int | None = None
     status: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0
@@ -63,14 +64,19 @@ class WorkerProcess:
     async def start(
         cls, command: list[str], name: str, number: int, environment: Mapping[str, str], most_jobs: int
     ) -> WorkerProcess:
-        """Start `command` at the other end of a control pipe. Raises OSError, and leaves nothing open then."""
+        """Start `command` at the other end of a control pipe. Raises OSError, or RuntimeError without a thread to wait.
+
+        Then it leaves nothing open: a process that was made all the same ends with its pipe.
+        """
         inherited: list[int] = []
         ours: list[int] = []
         try:
             commands, commands_end = os.pipe()
+            inherited.append(commands)
+            ours.append(commands_end)
             reports_end, reports = os.pipe()
-            inherited += [commands, reports]
-            ours += [commands_end, reports_end]
+            inherited.append(reports)
+            ours.append(reports_end)
             ours.append(running_jobs.create(most_jobs))
             pipe = ControlPipe(name, commands, reports, ours[-1])
             process = await asyncio.create_subprocess_exec(
@@ -81,7 +87,7 @@ class WorkerProcess:
                 # In its own session: a key pressed in the terminal signals the supervisor alone.
                 process_group=0,
             )
-        except OSError:
+        except BaseException:
             for fd in ours:
                 os.close(fd)
             raise
@@ -102,8 +108,10 @@ class WorkerProcess:
     def retire(self) -> None:
         """Have it end after its running jobs."""
         self.asked_to_end = True
-        with suppress(OSError):
-            os.write(self.commands, RETIRE)
+        # The number of a closed pipe may be that of another worker's by now.
+        if not self.gone.is_set():
+            with suppress(OSError):
+                os.write(self.commands, RETIRE)
 
     def read_reports(self) -> bool:
         """Read its reports; False when its end of the pipe is closed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -138,6 +140,25 @@ def test_a_dsn_is_described_without_its_password() -> None:
 )
 def test_a_setting_out_of_range_is_refused_with_its_range(setting: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{setting.replace('_', '-')} is .*give a value between"):
+        WorkerConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        # As from a variable of the environment.
+        ("concurrency", "10", "concurrency is '10'; give a whole number between 1 and 10000"),
+        ("concurrency", 2.5, "concurrency is 2.5; give a whole number"),
+        ("concurrency", None, "concurrency is None; give a whole number"),
+        ("min_concurrency", 0.5, "min-concurrency is 0.5; give a whole number between 1 and 20"),
+        ("lease", "30 s", "lease is '30 s'; give a number between 1 and 86400"),
+        ("shutdown_timeout", None, "shutdown-timeout is None; give a number"),
+        ("queues", "mail", "queues is 'mail'; give a list of names"),
+        ("keep_log", "app", "keep_log is 'app'; give a list of names"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_its_name(setting: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(says)}"):
         WorkerConfig(**{setting: value})  # type: ignore[arg-type]
 
 

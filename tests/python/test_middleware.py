@@ -21,6 +21,7 @@ from pgqueue import App, Discard, Job, Snooze
 from pgqueue.errors import ConfigError, InvalidArgument, SchemaError
 from pgqueue.hooks import Dead, Event
 from pgqueue.middleware import Enqueuing
+from pgqueue.worker.tell.events import Lifetime
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -407,6 +408,54 @@ async def test_a_hook_that_raises_is_logged_and_harms_nothing(
     assert {text for text, _ in errors} == {"broken hook"}
     assert job(conn, job_id).errors[0]["class"] == "ValueError"
     assert "the error formatter failed" in caplog.text
+
+
+async def test_hooks_for_a_start_wait_until_those_for_the_end_have_ended() -> None:
+    """As where the last of several databases goes while another one is tried again."""
+    app = App()
+    ended = asyncio.Event()
+    seen: list[str] = []
+
+    @app.on_start
+    async def start() -> None:
+        seen.append("start")
+
+    @app.on_stop
+    async def stop() -> None:
+        seen.append("stop begins")
+        await ended.wait()
+        seen.append("stop ends")
+
+    lifetime = Lifetime(app)
+    await lifetime.start()
+    stopping = asyncio.create_task(lifetime.stop())
+    await wait_until_async(lambda: "stop begins" in seen)
+    starting = asyncio.create_task(lifetime.start())
+    await asyncio.wait({starting}, timeout=0.05)
+    ended.set()
+    await asyncio.gather(stopping, starting)
+    assert seen == ["start", "stop begins", "stop ends", "start"]
+
+
+async def test_a_hook_for_the_start_that_meets_a_cancellation_is_logged_and_the_worker_starts(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    seen: list[str] = []
+
+    @app.on_start
+    async def breaks() -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    @app.on_start
+    async def works() -> None:
+        seen.append("works")
+
+    async with working(app, database.dsn):
+        assert seen == ["works"]
+    assert "breaks for start raised" in caplog.text
 
 
 async def test_a_hook_that_is_cancelled_keeps_no_other_from_being_called_at_the_end(

@@ -155,12 +155,17 @@ def test_a_malformed_request_does_no_harm(request_: bytes, answer: bytes, start_
     assert "Traceback" not in worker.log()
 
 
-async def test_a_client_that_does_not_read_its_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [60_000, 50_000_000])
+async def test_a_client_that_does_not_read_its_answer_is_not_kept(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_PATIENCE", 0.3)
-    serving = health.HealthServer(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000}, list)
+    serving = health.HealthServer(lambda: {"ready": True, "reason": "", "much": "x" * size}, list)
     port = await serving.start("127.0.0.1", 0)
+    assert serving._server is not None
+    serving._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     before = asyncio.all_tasks()
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
         client.sendall(b"GET /status HTTP/1.1\r\n\r\n")
         await wait_until_async(lambda: asyncio.all_tasks() - before)
         await wait_until_async(lambda: not asyncio.all_tasks() - before)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -18,10 +19,26 @@ import pgqueue
 from pgqueue import App, Job, current_job
 from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.signals import Interrupted
-from tests.calls import call, enqueue, enqueue_many, job, value
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.run.progress import Progress
+from tests.calls import call, enqueue, enqueue_many, job, reserve, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import done, take_away, working
+
+
+class _Reporting:
+    """A job with progress; while that is read, something else happens."""
+
+    def __init__(self, job_id: int, reservation: int) -> None:
+        self.id, self.reservation = job_id, reservation
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    @property
+    def latest_progress(self) -> tuple[float, float | None, str | None]:
+        self.meanwhile()
+        return 1.0, None, None
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -196,6 +213,39 @@ async def test_a_handler_in_a_thread_past_its_timeout_fails_at_its_next_step(
     assert shipped == []
 
 
+@pytest.mark.parametrize("where", ["its own plain function", "a middleware"])
+async def test_an_async_handler_whose_timeout_passed_in_a_thread_before_it_began_fails(
+    where: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    shipped: list[str] = []
+
+    async def ship() -> None:
+        await asyncio.sleep(0.01)
+        shipped.append("ship")
+
+    if where == "a middleware":
+
+        @app.middleware
+        def slow(job: Job, call_next: Any) -> Any:
+            job.cancelled.wait(120)
+            return call_next()
+
+        app.task(name="t", timeout="0.2 s", max_attempts=1)(ship)
+    else:
+
+        @app.task(name="t", timeout="0.2 s", max_attempts=1)
+        def ships(job: Job) -> Any:
+            job.cancelled.wait(120)
+            return ship()
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["dead"]
+    assert job(conn, job_id).errors[0]["class"] == "Timeout"
+    assert shipped == []
+
+
 async def test_a_flag_wakes_who_waits_for_it_on_the_loop_and_in_a_thread() -> None:
     from pgqueue.job import Flag  # noqa: PLC0415
 
@@ -245,6 +295,23 @@ async def test_progress_is_stored_about_once_a_second(kind: str, database: Datab
         assert (found["done"], found["total"], found["note"]) == (999, 1000, "step 999")
         go.set()
         await done(conn, job_id)
+
+
+async def test_progress_that_a_thread_reports_while_it_is_stored_is_stored_next(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    link = Link(database.dsn, Outage(database.dsn))
+    progress = Progress(link)
+    enqueue_many(conn, 2)
+    jobs = [_Reporting(row.id, row.reservation) for row in reserve(conn, 2, "w")]
+    known = progress._reported
+    # As a thread that has read the attribute, and waits for its turn.
+    jobs[0].meanwhile = lambda: known.update({jobs[1]: None})  # type: ignore[dict-item]
+    progress.report(jobs[0])  # type: ignore[arg-type]
+    await progress.store()
+    await progress.store()
+    await link.close()
+    assert [job(conn, each.id).progress["done"] for each in jobs] == [1.0, 1.0]
 
 
 async def test_progress_in_odd_numbers_and_texts_is_stored_and_costs_no_lease(

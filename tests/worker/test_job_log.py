@@ -256,6 +256,22 @@ async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.L
     assert messages(caplog) == ["send_email: 200 succeeded in 213.4 ms each"]
 
 
+async def test_a_failure_is_written_when_the_worker_ends_though_a_handler_has_cancelled_all_tasks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def never(_: Call[Any]) -> Any:
+        await asyncio.Event().wait()
+
+    lines = log_with(never)
+    lines.failed(failed(17), "failed")
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await wait_until_async(lambda: lines._asking is None)
+    await lines.close()
+    assert [message.partition(" ")[0] for message in messages(caplog)] == ["send_email[17]"]
+
+
 async def test_no_line_is_made_where_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "pgqueue.jobs")
     lines = log_with(unreachable)

@@ -10,6 +10,9 @@ from typing import Any
 import psycopg
 
 from pgqueue import App, Job
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.run.log_lines import LogLines
 from tests.calls import call, column, enqueue, table, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -45,6 +48,25 @@ async def test_log_lines_are_kept_by_job_and_attempt(database: Database, conn: p
     ]  # fmt: skip
     assert [row.line for row in table(conn, "job_log", first, rows[1].n)] == ["charge 200 cents", "attempt 2"]
     assert [(row.level, row.line) for row in table(conn, "job_log", second)] == [("ERROR", "a\ufffdb")]
+
+
+async def test_lines_that_are_being_stored_when_the_worker_ends_go_with_the_last_ones(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    link = Link(database.dsn, Outage(database.dsn))
+    lines = LogLines(link, ())
+    job_id = enqueue(conn)
+    lines.keep_of(job_id, 1, "INFO", "one")
+    lines.keep_of(job_id, 1, "INFO", "two")
+    async with link._turn:
+        storing = asyncio.create_task(lines.store())
+        await wait_until_async(lambda: not lines._lines)
+        lines.keep_of(job_id, 1, "INFO", "three")
+        storing.cancel()
+        await asyncio.wait({storing})
+    await lines.close()
+    await link.close()
+    assert [row.line for row in table(conn, "job_log", job_id)] == ["one", "two", "three"]
 
 
 async def test_lines_that_are_left_when_the_worker_stops_are_stored(

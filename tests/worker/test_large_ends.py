@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App
+from pgqueue import App, Snooze
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument, LockTimeout
@@ -20,7 +20,7 @@ from pgqueue.worker.hold.outbox import LARGE, Ends, Outbox
 from pgqueue.worker.process.requests import Requests
 from pgqueue.worker.run.failure import describe
 from pgqueue.worker.trade.reporter import Reporter
-from tests.calls import enqueue, job, value
+from tests.calls import enqueue, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import done, working
@@ -123,11 +123,13 @@ async def test_a_result_that_the_server_never_takes_is_stored_as_a_failure_that_
     assert error["message"].startswith("a result of 500002 bytes could not be stored: ")
 
 
+# The others also mean that the queue is not installed, or that the worker's role has no rights.
+@pytest.mark.parametrize("by", ["raise_exception", "undefined_table", "undefined_function", "insufficient_privilege"])
 async def test_an_end_that_the_server_refuses_keeps_no_other_from_being_stored_and_is_stored_when_it_is_accepted(
-    database: Database, conn: psycopg.Connection
+    by: str, database: Database, conn: psycopg.Connection
 ) -> None:
     # As a trigger of a user does.
-    _refuse(conn, "bool_or(task = 'bad') from inserted", "raise_exception")
+    _refuse(conn, "bool_or(task = 'bad') from inserted", by)
     app, come = App(), asyncio.Event()
 
     async def waits() -> None:
@@ -144,6 +146,44 @@ async def test_an_end_that_the_server_refuses_keeps_no_other_from_being_stored_a
         _accept(conn)
         assert await done(conn, jobs[1]) == ["succeeded"]
     assert value(conn, "select max(attempts) from pgqueue.history") == 1
+
+
+async def test_a_job_that_the_server_does_not_give_back_keeps_no_other_end_from_being_stored(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute(
+        """
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.queue = 'bad' and old.state = 'executing' and new.state <> 'executing' then
+                raise exception 'not this one';
+            end if;
+            return new;
+        end $$;
+        create trigger refuse before update on pgqueue.jobs for each row execute function public.refuse();
+        """
+    )
+    app, come = App(), asyncio.Event()
+
+    @app.task
+    async def waits() -> None:
+        await come.wait()
+
+    @app.task
+    async def snoozes() -> None:
+        await come.wait()
+        raise Snooze(3600)
+
+    bad = [enqueue(conn, name, queue="bad") for name in ("snoozes", "unknown", "unknown")]
+    good = [enqueue(conn, name) for name in ("unknown", "snoozes", "waits", "waits")]
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: worker.status()["running"] == 4)
+        come.set()
+        assert await done(conn, *good[2:]) == ["succeeded"] * 2
+        await wait_until_async(lambda: [state(conn, each) for each in good[:2]] == ["waiting"] * 2)
+        assert [state(conn, each) for each in bad] == ["executing"] * 3
+        conn.execute("drop trigger refuse on pgqueue.jobs")
+        await wait_until_async(lambda: [state(conn, each) for each in bad] == ["waiting"] * 3)
 
 
 async def test_a_large_end_survives_the_restart_of_its_loop_while_the_worker_asks_whether_the_server_answers(
@@ -289,7 +329,7 @@ class _Trade:
         self.reported += batch
         return 0
 
-    async def perform(self, call: object) -> Any:
+    async def perform(self, call: object, **_: object) -> Any:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

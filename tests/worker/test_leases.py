@@ -32,6 +32,43 @@ def _is_later(conn: psycopg.Connection, job_id: int, first: datetime) -> bool:
     return lease_of(conn, job_id) > first
 
 
+async def test_a_lease_whose_extension_the_server_refuses_takes_no_other_one_along(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    conn.execute(
+        """
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.queue = 'bad' and old.state = 'executing' and new.state = 'executing' then
+                raise exception 'not this one';
+            end if;
+            return new;
+        end $$;
+        create trigger refuse before update on pgqueue.jobs for each row execute function public.refuse();
+        """
+    )
+    app, go = App(), asyncio.Event()
+    ended: list[int] = []
+
+    @app.task
+    async def t(job: Job, i: int) -> None:
+        try:
+            await go.wait()
+        finally:
+            ended.append(i)
+
+    jobs = [enqueue(conn, "t", {"i": i}, queue="bad" if i == 2 else "default") for i in range(5)]
+    async with working(app, database.dsn, lease=3.0):
+        await wait_until_async(lambda: ended == [2])
+        go.set()
+        assert await done(conn, *jobs[:2], *jobs[3:]) == ["succeeded"] * 4
+        conn.execute("drop trigger refuse on pgqueue.jobs")
+    assert {job(conn, each).claims for each in (*jobs[:2], *jobs[3:])} == {1}
+    assert (
+        f"the lease of job {jobs[2]} (task t, queue bad, attempt 1) could not be extended: not this one" in caplog.text
+    )
+
+
 @pytest.mark.covers("G9", "D2")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_a_job_longer_than_its_lease_runs_once_while_the_lease_is_extended(

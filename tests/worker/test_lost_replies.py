@@ -13,12 +13,16 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgqueue import App, Job
+from pgqueue import App, Job, Snooze
+from pgqueue.hooks import Dead, Event
 from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.proxy import Proxy
 from tests.workers import done, is_asleep, working
+
+# Whether a handler fails, and how many attempts its job has.
+ENDS = ((False, 1), (True, 1), (True, 2))
 
 GIVES_BACK = re.compile(r"gave back|that it does not hold")
 
@@ -185,6 +189,73 @@ async def test_a_claim_that_the_second_connection_sent_is_given_back_when_its_re
     # What ended with a lost reply was stored, so nothing ran twice.
     assert len(ran) == 2000
     assert set(ran.values()) == {1}
+
+
+async def test_ends_whose_reply_is_lost_are_told_as_they_were_stored(
+    database: Database, conn: psycopg.Connection, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    go = asyncio.Event()
+    events: list[tuple[int | None, str]] = []
+    dead: list[int] = []
+
+    @app.on_event
+    def note(event: Event) -> None:
+        if event.kind not in ("reserved", "started"):
+            events.append((event.job_id, event.kind))
+
+    @app.on_dead
+    async def hear(found: Dead) -> None:
+        dead.append(found.job.id)
+
+    @app.task(retry_policy="fixed", retry_delay="1 hour")
+    async def t(fails: bool) -> None:
+        await go.wait()
+        if fails:
+            raise ValueError("no")
+
+    async with working(app, proxy.dsn, name="w") as worker:
+        jobs = [enqueue(conn, "t", {"fails": fails}, max_attempts=tries) for fails, tries in ENDS]
+        await wait_until_async(lambda: worker.status()["running"] == 3)
+        # A column of the reply to ends, in which there may be no row.
+        proxy.cut_reply_with(b"outcome")
+        go.set()
+        await wait_until_async(lambda: len(events) == 3)
+        await wait_until_async(lambda: worker.status()["held"] == 0)
+        assert (worker.completed, worker.failed) == (1, 2)
+        await wait_until_async(lambda: dead)
+    assert proxy.cuts == 1
+    assert sorted(events) == list(zip(jobs, ["succeeded", "dead", "failed"], strict=True))
+    assert dead == jobs[1:2]
+    assert "was over" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "kind"), [("naps", b"snooze", "snoozed"), ("nobody", b"release", "released")]
+)
+async def test_a_job_that_goes_back_with_a_lost_reply_is_told_so(
+    task: str, column: bytes, kind: str, database: Database, conn: psycopg.Connection, proxy: Proxy
+) -> None:
+    app = App()
+    events: list[str] = []
+
+    @app.on_event
+    def note(event: Event) -> None:
+        if event.kind not in ("reserved", "started"):
+            events.append(event.kind)
+
+    @app.task
+    async def naps() -> None:
+        raise Snooze("1 hour")
+
+    async with working(app, proxy.dsn, name="w"):
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        proxy.cut_reply_with(column)
+        # There is no task with the other name: it is given back for ten seconds.
+        enqueue(conn, task)
+        await wait_until_async(lambda: events)
+    assert proxy.cuts == 1
+    assert events == [kind]
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from psycopg.types.json import Jsonb
 
 from pgqueue import App
 from pgqueue.worker.process import memory
+from pgqueue.worker.run import running_jobs
+from pgqueue.worker.run.running_jobs import RunningJobs
 from tests.calls import call, table, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -119,3 +122,21 @@ def test_the_memory_of_this_process_is_what_it_holds() -> None:
     after = memory.reported()
     assert after is not None
     assert after - before > 48 << 20
+
+
+def test_the_last_row_of_the_table_of_running_jobs_may_be_taken_by_another_thread() -> None:
+    class SeemsFree(list[int]):
+        def __bool__(self) -> bool:
+            return True
+
+    rows = running_jobs.create(1)
+    jobs = RunningJobs(rows)
+    positions = jobs.record([(1, 1), (2, 1)])
+    assert len(positions) == 1
+    assert running_jobs.read(rows) == [(1, 1)]
+    jobs._free = SeemsFree()
+    assert jobs.record([(3, 1)]) == []
+    jobs.clear(positions)
+    assert len(jobs.record([(3, 1)])) == 1
+    assert running_jobs.read(rows) == [(3, 1)]
+    os.close(rows)

@@ -17,11 +17,16 @@ from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
+from pgqueue.db import consume
 from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.presence import identity
 from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.process.requests import Requests
+from pgqueue.worker.trade.exchange import Exchange
 from tests.calls import call, enqueue, job, reserve, state, table, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -252,6 +257,35 @@ async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_oth
     assert "another process has taken the name w" in caplog.text
     assert (state(conn, running), state(conn, others.id)) == ("succeeded", "executing")
     assert value(conn, "select info ->> 'instance' from pgqueue.workers where name = 'w'") == "second"
+
+
+async def test_a_process_gives_back_its_own_lost_claim_and_nothing_of_another_one_that_has_its_name(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    config = WorkerConfig(name="w")
+    identity = Identity(config)
+    link = Link(database.dsn, Outage(database.dsn))
+    exchange = Exchange(consume.Claim("w", None, None, config.lease, config.strategy), identity, Requests())
+    await identity.take_name(link.perform)
+
+    enqueue(conn)
+    [own] = reserve(conn, 1, "w", lease="1 hour")
+    exchange.compare_handoffs()
+    await exchange.give_back_unknown(link, {})
+    assert state(conn, own.id) == "waiting"
+
+    # It stood still for long, and does not know yet.
+    assert claim(conn, "second", identity.instance) == []
+    [others] = reserve(conn, 1, "w", lease="1 hour")
+    for _ in range(2):
+        exchange.compare_handoffs()
+        assert exchange.is_unsure
+        await exchange.give_back_unknown(link, {})
+        assert state(conn, others.id) == "executing"
+        # Or the claiming loop would come back at once, for ever.
+        assert not exchange.is_unsure
+        assert not identity.has_name
+    await link.close()
 
 
 async def test_a_worker_keeps_the_name_of_a_dead_one_where_a_failover_forgets_that_it_took_it(

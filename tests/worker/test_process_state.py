@@ -103,6 +103,9 @@ FIRST_PROCESS = """
     ctypes.CDLL(None).prctl(36, 1)
     first, pid = os.getpid(), os.getpid
     os.getpid = lambda: 1
+    if sys.argv[1:]:
+        # As its parent hands it down.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     first_process.go_on_in_child()
     os.getpid = pid
     for _ in range(3):
@@ -124,10 +127,13 @@ FIRST_PROCESS = """
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "prctl"), reason="needs Linux")
-def test_as_the_first_process_of_a_container_it_reaps_orphans_and_passes_signals_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("ends are ignored",)])
+def test_as_the_first_process_of_a_container_it_reaps_orphans_and_passes_signals_on(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
     write_module(tmp_path, FIRST_PROCESS, "first")
     with subprocess.Popen(
-        [sys.executable, "-m", "first"], cwd=tmp_path, env=environment_without_dsn(), stdout=subprocess.PIPE
+        [sys.executable, "-m", "first", *options], cwd=tmp_path, env=environment_without_dsn(), stdout=subprocess.PIPE
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"reaped\n"

@@ -10,7 +10,8 @@ import pytest
 from pgqueue import App
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
-from tests.calls import call, enqueue, job, state, value
+from pgqueue.worker.hold import outbox
+from tests.calls import call, enqueue, enqueue_many, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import done, working
@@ -53,6 +54,32 @@ async def test_no_other_end_waits_for_a_function_that_does_not_return(
         await wait_until_async(lambda: state(conn, again) == "failed")
         assert "not asked" in job(conn, again).errors[0]["policy_error"]
         assert not _asks(conn)
+
+
+async def test_a_worker_claims_no_more_while_very_many_failures_wait_for_a_function(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_BACKLOG", 40)
+    app, most = App(), 0
+
+    @app.task
+    async def fails(i: int) -> None:
+        nonlocal most
+        most = max(most, worker.status()["held"])
+        raise ValueError("no")
+
+    conn.execute(
+        """
+        create schema app;
+        create function app.policy(job jsonb, error jsonb) returns interval language plpgsql
+        set search_path = pg_catalog, pg_temp as $$ begin perform pg_sleep(0.02); return '1 h'; end $$;
+        """
+    )
+    call(conn, "set_retry_function", "fails", "app.policy")
+    jobs = enqueue_many(conn, 400, "fails")
+    async with working(app, database.dsn, concurrency=5) as worker:
+        await wait_until_async(lambda: {state(conn, each) for each in jobs} == {"failed"}, timeout=60)
+    assert 40 <= most < 150
 
 
 async def test_a_worker_that_ends_when_no_job_is_left_ends_after_a_failure_on_which_a_function_decides(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from pgqueue.config import WorkerConfig
+from pgqueue.processes import supervisor
+from pgqueue.processes import worker_process as process
+from pgqueue.processes.crash import CrashLoop
+from pgqueue.processes.supervisor import Supervisor
 from tests.calls import enqueue, enqueue_many, job, state, value
-from tests.facts import wait_until
+from tests.databases import Database
+from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
-from tests.workers import WorkerProcess, write_module
+from tests.workers import WorkerProcess, environment_without_dsn, write_module
 
 # Handlers say in a file what they did and in which process: "<what> <job> <pid>".
 TASKS = """
@@ -243,6 +251,15 @@ def test_workers_in_a_crash_loop_are_replaced_after_growing_pauses(start_worker:
     assert supervisor.wait() == 0
 
 
+def test_a_crash_loop_that_lasts_for_days_keeps_its_longest_pause() -> None:
+    loop = CrashLoop()
+    pauses = [loop.pause_after(None) for _ in range(3000)]
+    assert pauses[0] == 0.0
+    assert pauses[1] < pauses[3] < pauses[5]
+    # Each with a random part.
+    assert all(25 < pause < 35 for pause in pauses[10:])
+
+
 @pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_job_that_kills_its_process_is_dead_after_three_crashes(
@@ -443,6 +460,94 @@ def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervi
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 128 + signal.SIGTERM
     assert "did not end and is killed" in supervisor.log()
+
+
+@pytest.mark.covers("G14")
+def test_a_replacement_that_crashes_is_replaced_while_its_predecessor_still_runs_a_job(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    keeper = start_worker("-r", "jobs", "--processes", "1", "--max-jobs", "1", "--name", "s")
+    [first] = ready(keeper, 1).values()
+    long = enqueue(conn, "long")
+    wait_until(lambda: said(tmp_path, "began")[long] == 1)
+    enqueue(conn, "quick", {"i": 1})
+    os.kill(ready(keeper, 2)["s:2"], signal.SIGKILL)
+    ready(keeper, 3)
+    other = enqueue(conn, "quick", {"i": 2})
+    wait_until(lambda: state(conn, other) == "succeeded", timeout=20)
+    assert is_running(first)
+    (tmp_path / "go").touch()
+    wait_until(lambda: state(conn, long) == "succeeded", timeout=20)
+
+
+async def test_with_until_empty_a_replaced_process_has_the_time_that_its_jobs_need(
+    database: Database, conn: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_GRACE", 0.0)
+    monkeypatch.chdir(tmp_path)
+    config = WorkerConfig(name="s", concurrency=2, shutdown_timeout=0.0, until_empty=True)
+    command = [sys.executable, "-m", "pgqueue", "worker", "-r", "jobs", "-c", "2", "--until-empty"]
+    environment = {**environment_without_dsn(), "PGQUEUE_DSN": database.dsn}
+    keeper = Supervisor(command, [database.dsn], config, 1, max_jobs=1, environment=environment)
+    long = enqueue(conn, "long")
+    enqueue(conn, "quick", {"i": 1})
+    running = asyncio.create_task(keeper.run())
+    await wait_until_async(lambda: keeper.status()["replaced"] == 1, timeout=60)
+    # The new one finds nothing to do.
+    await wait_until_async(lambda: len(keeper._workers) == 1, timeout=60)
+    assert await asyncio.wait({running}, timeout=1.0) == (set(), {running})
+    (tmp_path / "go").touch()
+    assert await asyncio.wait_for(running, 60) == 0
+    assert said(tmp_path, "ended") == Counter([long])
+
+
+async def test_the_exit_codes_of_processes_are_known_where_the_parent_had_ignored_their_ends(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # As a parent hands it down to what it starts: then the kernel forgets a child when it ends.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        config = WorkerConfig(name="s", until_empty=True)
+        command = [sys.executable, "-m", "pgqueue", "worker", "-r", "jobs", "--until-empty"]
+        environment = {**environment_without_dsn(), "PGQUEUE_DSN": database.dsn}
+        keeper = Supervisor(command, [database.dsn], config, 1, environment=environment)
+        assert await asyncio.wait_for(keeper.run(), 120) == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+async def test_a_process_that_is_gone_is_told_nothing() -> None:
+    commands, other = os.pipe()
+    os.set_blocking(commands, False)
+    # As when the pipe of another one has got the number of its own.
+    worker = process.WorkerProcess(1, "s:1", None, other, other, other)  # type: ignore[arg-type]
+    worker.gone.set()
+    worker.retire()
+    with pytest.raises(BlockingIOError):
+        os.read(commands, 1)
+    for each in (commands, other):
+        os.close(each)
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), RuntimeError("can't start new thread")])
+async def test_a_process_that_cannot_be_started_leaves_no_file_open(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    keeper = Supervisor(["true"], [], WorkerConfig(), 1)
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", fails)
+        assert await keeper._start(None) is None
+    pipe, pipes = os.pipe, iter([True, False])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", lambda: pipe() if next(pipes) else fails().send(None))
+        patched.setattr(supervisor.log, "error", lambda *_: None)
+        assert await keeper._start(None) is None
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.long

@@ -13,10 +13,14 @@ from pgqueue import App, cli
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume, observe
 from pgqueue.db.call import perform
+from pgqueue.errors import InvalidArgument
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing.databases import uri
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import End, Ending, Held
+from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.process.requests import Requests
+from pgqueue.worker.trade import exchange
 from tests.calls import enqueue, value
 from tests.databases import Cloner
 from tests.facts import wait_until_async
@@ -126,6 +130,21 @@ async def test_a_claim_that_cannot_be_read_is_not_charged_to_the_end_beside_it(
     assert _ended(conn, [good]) == {("succeeded", 1, None, "done")}
     assert _state(conn, bad) == "waiting"
     await worker._links.close()
+
+
+def test_claims_and_ends_go_apart_for_as_long_as_claims_are_careful(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    config = WorkerConfig(name="w")
+    claim = consume.Claim("w", None, None, config.lease, config.strategy)
+    both = exchange.Exchange(claim, Identity(config), Requests())
+    refusal = InvalidArgument("a byte")
+    refusal.__cause__ = psycopg.errors.CharacterNotInRepertoire()
+    assert both.can_be_careful(refusal)
+    # Another claim, with ends, was under way on the other connection, and was refused as well.
+    both.go_apart("a byte")
+    for clock[0] in (1004.0, 1006.0, 1059.0, 1061.0):
+        assert both.is_apart == both.is_careful
 
 
 def test_lists_show_a_row_that_cannot_be_read_among_the_others(dsn: str, conn: psycopg.Connection) -> None:

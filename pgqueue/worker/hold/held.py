@@ -156,6 +156,8 @@ class Attempt:
     is_locked: bool = False
     # Trade: how often the server did not take the end, while it answered other calls.
     refused: int = 0
+    # Exchange, Reporter: the end was sent, and no reply came.
+    is_unsure: bool = False
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -170,6 +172,14 @@ class Attempt:
     def run_in(self, asyncio_task: asyncio.Task[Any] | None) -> None:
         """Note the asyncio task to cancel when the handler is to stop; None while a thread runs it."""
         self.asyncio_task = asyncio_task
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the end, if its reservation is over, was stored by a statement whose reply was lost.
+
+        While its lease held, by this worker's clock, no other worker can have ended it.
+        """
+        return self.is_unsure and time.monotonic() < self.deadline
 
     @property
     def is_completed(self) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held
 from pgqueue.worker.process.requests import Requests
@@ -48,7 +49,11 @@ class Ends:
     @property
     def are_behind(self) -> bool:
         """Whether too many wait: the worker should claim nothing."""
-        return len(self._small) >= _BACKLOG or self._bytes >= _BACKLOG_BYTES
+        return self.are_behind_with(0)
+
+    def are_behind_with(self, others: int) -> bool:
+        """Whether too many wait, with as many others elsewhere."""
+        return len(self._small) + others >= _BACKLOG or self._bytes >= _BACKLOG_BYTES
 
     def add(self, held: Held) -> bool:
         """Add an end that waits; returns whether it is a large one."""
@@ -112,6 +117,8 @@ class Outbox:
         self._returns: deque[Held] = deque()
         self._settled: deque[Held] = deque()
         self._undecided: list[Held] = []
+        # Ends that another session's lock, or a refusal, keeps from being stored: they are reported again later.
+        self._postponed = 0
 
     @property
     def is_empty(self) -> bool:
@@ -131,7 +138,7 @@ class Outbox:
     @property
     def is_behind(self) -> bool:
         """Whether too many ends wait: the worker should claim nothing."""
-        return self._ends.are_behind
+        return self._ends.are_behind_with(self._postponed + len(self._returns) + len(self._undecided))
 
     def end(self, held: Held, ending: Ending) -> None:
         """An attempt has ended so, and with it those of its members. One that has ended before was abandoned."""
@@ -158,15 +165,20 @@ class Outbox:
     def put_locked(self, held: Held, seconds: float) -> None:
         """Another session has locked this job's row: report its end again, after this time and with what goes back."""
         held.attempt.is_locked = True
-        asyncio.get_running_loop().call_later(seconds, self.put, held)
+        self.postpone(seconds, partial(self.put, held))
 
     def give_back(self, held: Held, seconds: float = 0.0) -> None:
         """Release a job that cannot start here, after this time."""
         held.attempt.ending = RELEASED
         if seconds:
-            asyncio.get_running_loop().call_later(seconds, self.put, held)
+            self.postpone(seconds, partial(self.put, held))
         else:
             self.put(held)
+
+    def postpone(self, seconds: float, report: Callable[[], object]) -> None:
+        """Report an end after this time. Until then it waits as others do: a worker that stores none claims no more."""
+        self._postponed += 1
+        asyncio.get_running_loop().call_later(seconds, self._report_now, report)
 
     def put_undecided(self, held: Held) -> None:
         """Add a failure on which the retry function of its task is to decide."""
@@ -201,6 +213,10 @@ class Outbox:
     def were_too_many(self, batch: Sequence[Held]) -> None:
         """The server did not accept this batch, so the next ones are smaller."""
         self._ends.were_too_many(batch)
+
+    def _report_now(self, report: Callable[[], object]) -> None:
+        self._postponed -= 1
+        report()
 
 
 def ended(held: Held, ending: Ending) -> Sequence[Held]:

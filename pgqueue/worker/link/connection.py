@@ -20,7 +20,16 @@ from pgqueue import _forks
 from pgqueue.db import sessions
 from pgqueue.db.call import Call, perform_async
 from pgqueue.db.json import from_json
-from pgqueue.errors import ConfigError, InvalidArgument, LockTimeout, PgQueueError, UnsupportedOption
+from pgqueue.errors import (
+    AccessDenied,
+    ConfigError,
+    DuplicateJob,
+    InvalidArgument,
+    LockTimeout,
+    PgQueueError,
+    SchemaError,
+    UnsupportedOption,
+)
 from pgqueue.logs import one_line
 from pgqueue.worker.link.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 
@@ -297,6 +306,10 @@ def is_too_much(error: BaseException) -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the server refused a call for a reason that does not pass by itself, such as a user's trigger."""
+    if isinstance(error, AccessDenied | DuplicateJob | SchemaError):
+        # Inside of our functions, as such a trigger does; else the schema is not there, or the role has no rights.
+        cause = error.__cause__
+        return isinstance(cause, psycopg.Error) and bool(cause.diag.context)
     return isinstance(error, psycopg.Error) and error.sqlstate is not None and not _PASSING.match(error.sqlstate)
 
 

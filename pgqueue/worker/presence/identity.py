@@ -126,6 +126,14 @@ class Identity:
                 )
             await asyncio.sleep(_POLL)
 
+    async def is_taken(self, perform: Callable[[Call[Any]], Awaitable[Any]]) -> bool:
+        """Ask whether another process has taken the name meanwhile; then this one has it no more."""
+        asking = presence.worker_command(self._config.name, "", self.instance)
+        if await perform(asking) != "taken" or await self.takes_back(perform):
+            return False
+        self.has_name = False
+        return True
+
     async def takes_back(self, perform: Callable[[Call[Any]], Awaitable[Any]]) -> bool:
         """Take the name back from the dead process that had it before; False: another one has it.
 

@@ -63,12 +63,8 @@ class Registration:
 
     async def register(self, link: Link) -> None:
         """Register over a connection that was just made, unless another process has taken the name meanwhile."""
-        asking = presence.worker_command(self._config.name, "", self._identity.instance)
-        if await link.perform_now(asking) == "taken" and not await self._identity.takes_back(link.perform_now):
-            # At once: what this worker does not know is the other one's, and is not given back.
-            self._identity.has_name = False
-            return
-        self.channel = await link.perform_now(self.hello())
+        if not await self._identity.is_taken(link.perform_now):
+            self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:
         """Send heartbeats with what jobs did; none while idle() serves as one and nothing was counted."""

@@ -328,7 +328,7 @@ class Handlers:
                 return
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
-                call = partial(self._function(task), **self.arguments_of(held, task))
+                call = partial(_unless_stopped, held, partial(self._function(task), **self.arguments_of(held, task)))
             job, attempt, in_thread = self.job_of(held), held.attempt, partial(self.in_thread, held)
             attempt.outcome = await self.around.run(job, call, task.is_async, in_thread, attempt.run_in), None
         except BaseException as error:
@@ -350,6 +350,9 @@ class Handlers:
         assert me is not None
         self.in_tasks[me] = held
         held.attempt.asyncio_task = me
+        if held.attempt.stop is not None:
+            # Asked while a plain function ran in its thread, where there was nothing to cancel.
+            me.cancel()
 
     async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call) if self._here else await self.in_thread(held, call)
@@ -384,6 +387,13 @@ def _check_lease(held: Held) -> None:
     if attempt.stop is not None or attempt.deadline < time.monotonic():
         attempt.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
         raise Interrupted("its lease ended before it started")
+
+
+async def _unless_stopped(held: Held, handler: Callable[[], Awaitable[object]]) -> object:
+    """Call an async handler inside of middleware, which may have kept it in a thread, where nothing is cancelled."""
+    if held.attempt.stop is not None:
+        raise Interrupted(held.attempt.stop.reason)
+    return await handler()
 
 
 def _inside(held: Held, call: Callable[[], T]) -> T:

@@ -97,7 +97,12 @@ class LogLines:
         self._tell_dropped(0.0 if is_last else 1.0)
         while self._lines:
             some = [self._lines.popleft() for _ in range(min(len(self._lines), _AT_ONCE))]
-            await self._link.perform(steps.write_log(some))
+            try:
+                await self._link.perform(steps.write_log(some))
+            except asyncio.CancelledError:
+                # At the worker's end: they go with the last ones.
+                self._lines.extendleft(reversed(some))
+                raise
 
     def _tell_dropped(self, quiet: float) -> None:
         now = time.monotonic()

@@ -24,9 +24,15 @@ class Progress:
         """Store the reported progress."""
         while True:
             await asyncio.sleep(1.0)
-            reported, self._reported = self._reported, {}
-            rows = [
-                (job.id, job.reservation, *job.latest_progress) for job in reported if job.latest_progress is not None
-            ]
-            if rows:
-                await self._link.perform(steps.progress(rows))
+            await self.store()
+
+    async def store(self) -> None:
+        """Store what was reported until now."""
+        rows = []
+        # Taken out one by one, and then read: a thread that reports meanwhile puts its job in again.
+        for job in list(self._reported):
+            del self._reported[job]
+            if job.latest_progress is not None:
+                rows.append((job.id, job.reservation, *job.latest_progress))
+        if rows:
+            await self._link.perform(steps.progress(rows))

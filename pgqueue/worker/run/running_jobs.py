@@ -26,9 +26,11 @@ class RunningJobs:
         """Record that these jobs run; returns the positions for `clear`."""
         positions = []
         for pair in pairs:
-            if not self._free:
+            try:
+                position = self._free.pop()
+            except IndexError:
+                # Not looked at before: another thread may take the last one in between.
                 break
-            position = self._free.pop()
             _SLOT.pack_into(self._memory, position, *pair)
             positions.append(position)
         return positions

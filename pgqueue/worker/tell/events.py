@@ -40,9 +40,11 @@ class Lifetime:
     async def stop(self) -> None:
         """A worker has ended: after the last one, call the hooks for the end."""
         self._workers -= 1
-        if self._workers == 0:
-            self._has_begun = False
-            await self._app.call("stop")
+        # In turn: the hooks for another start must not run beside these.
+        async with self._turn:
+            if self._workers == 0:
+                self._has_begun = False
+                await self._app.call("stop")
 
 
 class Events:

@@ -105,6 +105,8 @@ class JobLog:
         if self._asking is not None:
             with suppress(asyncio.CancelledError):
                 await self._asking
+        # Code of a handler may have cancelled what asked for them.
+        self._catch_up([held for held, _ in self._failures.values()])
         if self._timer is not None:
             self._timer.cancel()
             self._end_window()

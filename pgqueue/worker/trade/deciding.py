@@ -13,11 +13,11 @@ from dataclasses import replace
 import psycopg
 
 from pgqueue.db import sessions
-from pgqueue.errors import InvalidArgument
+from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import Decision, Held
 from pgqueue.worker.hold.outbox import Outbox
-from pgqueue.worker.link.connection import is_cut_off, is_too_much
+from pgqueue.worker.link.connection import is_cut_off, is_refusal, is_too_much
 from pgqueue.worker.link.links import ASK_WITHIN, Links
 from pgqueue.worker.trade.exchange import Exchange
 from pgqueue.worker.trade.trade import Trade
@@ -63,7 +63,9 @@ class Deciding:
             return
         try:
             reply = await self._exchange.perform(self._link, 0, batch, ask=True)
-        except (InvalidArgument, psycopg.Error, TimeoutError) as error:
+        except (PgQueueError, psycopg.Error, TimeoutError) as error:
+            if not (isinstance(error, InvalidArgument | psycopg.Error | TimeoutError) or is_refusal(error)):
+                raise
             if is_too_much(error) or is_cut_off(error):
                 self._pause(task)
                 await self._end_session()
@@ -72,6 +74,7 @@ class Deciding:
         if time.monotonic() - began >= ASK_WITHIN:
             self._pause(task)
         self._trade.act_on(reply)
+        await self._trade.tell_unsure()
 
     def _pause(self, task: str) -> None:
         self._paused[task] = time.monotonic() + _PAUSE

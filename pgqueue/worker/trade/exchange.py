@@ -95,7 +95,8 @@ class Exchange:
 
     def go_apart(self, why: object, seconds: float = _APART) -> None:
         """Send ends and claims in separate statements for some seconds."""
-        self._apart_until = time.monotonic() + seconds
+        # Not shorter than another one asked for: a careful claim and ends in one statement could not be told apart.
+        self._apart_until = max(self._apart_until, time.monotonic() + seconds)
         log.warning("ends and claims are sent separately for %g s (%s)", seconds, why)
 
     def can_be_careful(self, refusal: InvalidArgument) -> bool:
@@ -123,6 +124,12 @@ class Exchange:
         has_results = results.count(None) < len(results)
         is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
         claim, is_careful = object(), self.is_careful
+
+        def gives_up(error: BaseException) -> bool:
+            for held in batch:
+                held.attempt.is_unsure = True
+            return is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
+
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
         try:
@@ -140,11 +147,7 @@ class Exchange:
                 patient=patient and not (batch and max_jobs),
                 # Bytes take their time, whatever the lease is.
                 within=CALL_TIMEOUT if is_large else None,
-                gives_up=(
-                    lambda error: is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
-                )
-                if batch
-                else None,
+                gives_up=gives_up if batch else None,
             )
         except InvalidArgument:
             raise
@@ -195,15 +198,17 @@ class Exchange:
         reservations, and so changes nothing.
         """
         assert not self.in_flight
-        if not self._identity.has_name:
-            # What is listed is what another process of this name runs.
-            return
         began, to_compare = time.monotonic(), self._to_compare
-        asks_less = may_ask_less and not self._reply_lost
-        within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None
-        reserved = await link.perform(consume.held_by(self._claim.worker, within))
-        unknown = [pair for pair in reserved if pair not in known]
-        if unknown:
+        unknown: list[tuple[int, int]] = []
+        # Without its name it has nothing to give back, and is not unsure either: its loops would ask again and again.
+        if self._identity.has_name:
+            asks_less = may_ask_less and not self._reply_lost
+            within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None
+            reserved = await link.perform(consume.held_by(self._claim.worker, within))
+            unknown = [pair for pair in reserved if pair not in known]
+        # Asked after the list was read: if the name is still this process's, so is all that is listed. Else it is what
+        # another process of this name runs.
+        if unknown and not await self._identity.is_taken(link.perform):
             # Before the release is sent.
             self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
             # Jobs that ended while the list was on its way no longer execute.

@@ -6,9 +6,13 @@ import asyncio
 import logging
 import time
 
+import psycopg
+
 from pgqueue.db import consume
+from pgqueue.errors import PgQueueError
+from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import OPEN, Cause, End, Held, Holding, Stop
-from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.connection import Link, is_refusal
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.tell.tell import Tell
@@ -94,11 +98,21 @@ class Leases:
     async def _extend(self, everything: list[Held]) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""
         all_granted = True
-        for start in range(0, len(everything), _BATCH):
-            batch = everything[start : start + _BATCH]
-            rows = await self._link.perform(
-                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
-            )
+        left = [everything[start : start + _BATCH] for start in range(0, len(everything), _BATCH)]
+        while left:
+            batch = left.pop(0)
+            asking = consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
+            try:
+                rows = await self._link.perform(asking, gives_up=is_refusal)
+            except (psycopg.Error, PgQueueError) as refusal:
+                if not is_refusal(refusal):
+                    raise
+                # Of one job, by a trigger of a user or a broken row: the leases of all others must not lapse with it.
+                if (half := len(batch) // 2) > 0:
+                    left[:0] = batch[:half], batch[half:]
+                else:
+                    log.warning("the lease of %s could not be extended: %s", batch[0], one_line(refusal))
+                continue
             asked_for = self._link.sent_at + self._lease
             kept = {row.job_id: row for row in rows}
             # The database's times, compared with each other: its clock is not ours. As timestamps: Python subtracts two

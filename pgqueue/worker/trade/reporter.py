@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import psycopg
 
 from pgqueue.app import App
 from pgqueue.db import consume
+from pgqueue.db.call import Call
 from pgqueue.errors import LockTimeout, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import End, Ending, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
+from pgqueue.worker.link.connection import is_refusal
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.process.requests import Requests
@@ -111,11 +117,16 @@ class Reporter:
         link = self._links.second
         try:
             if ending.throttle is None:
-                state = "snoozed" if await link.perform(consume.snooze(*held.pair, ending.snooze)) else None
+                asking: Call[Any] = consume.snooze(*held.pair, ending.snooze)
+                state = "snoozed" if await link.perform(asking, gives_up=_unsure([held])) else None
             else:
-                state = await link.perform(consume.throttled(*held.pair, ending.snooze, *ending.throttle))
+                asking = consume.throttled(*held.pair, ending.snooze, *ending.throttle)
+                state = await link.perform(asking, gives_up=_unsure([held]))
         except LockTimeout:
             self._trade.report_later(held)
+            return
+        except psycopg.Error as refusal:
+            self._trade.report_refused(held, refusal)
             return
         except PgQueueError as refusal:
             name = "Snooze" if ending.throttle is None else "Throttled"
@@ -126,9 +137,9 @@ class Reporter:
         if ending.throttle is not None:
             # Others of its kind may wait here to be started, and a worker that does not listen would hear of it late.
             self._orders.asked_now.set()
-        if state is None:
+        if state is None and not held.attempt.may_be_stored:
             self._tell.end_lost(held, "it was snoozed")
-        elif state in ("snoozed", "throttled"):
+        elif state in ("snoozed", "throttled", None):
             self._tell.snoozed(held)
         else:
             why = "it was only throttled for 24 hours: this attempt counts"
@@ -137,7 +148,18 @@ class Reporter:
 
     async def _release(self, batch: list[Held], delay: float) -> None:
         link = self._links.second
-        lost = await link.perform(consume.release([held.pair for held in batch], delay))
+        try:
+            releasing = consume.release([held.pair for held in batch], delay)
+            lost = await link.perform(releasing, gives_up=_unsure(batch))
+        except (psycopg.Error, PgQueueError) as refusal:
+            if not is_refusal(refusal):
+                raise
+            if len(batch) == 1:
+                self._trade.report_refused(batch[0], refusal)
+                return
+            for held in batch:
+                await self._release([held], delay)
+            return
         # A row that another session had locked stays reserved.
         reserved = await link.perform(consume.held_by(self._worker))
         gone, left = set(lost), set(reserved)
@@ -146,7 +168,7 @@ class Reporter:
                 self._trade.report_later(held)
                 continue
             self._holding.remove(held)
-            if held.row.id in gone:
+            if held.row.id in gone and not held.attempt.may_be_stored:
                 self._tell.end_lost(held, "it was given back")
             else:
                 self._tell.released(held)
@@ -158,3 +180,14 @@ class Reporter:
         if now - self._warned.get(held.row.task, -_REMIND) >= _REMIND:
             self._warned[held.row.task] = now
             log.warning("%s: this worker has no such task; given back for %g s", held, held.attempt.ending.delay)
+
+
+def _unsure(batch: Sequence[Held]) -> Callable[[BaseException], bool]:
+    """Return what decides on an error of the statement that gives these back: it notes that they may have gone."""
+
+    def gives_up(error: BaseException) -> bool:
+        for held in batch:
+            held.attempt.is_unsure = True
+        return is_refusal(error)
+
+    return gives_up

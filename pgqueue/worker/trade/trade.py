@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 
@@ -73,6 +74,8 @@ class Trade:
         # The monotonic time of the next poll of a stream: it takes waiting ends along.
         self.claims_at = 0.0
         self._reported_at = 0.0
+        # Ends of which it is not known whether they are stored, and when their reservations were found to be over.
+        self._unsure: list[tuple[Held, str]] = []
 
     def capacity(self) -> int:
         """Return how many jobs to claim now."""
@@ -127,7 +130,8 @@ class Trade:
             await self._report_apart(link, batch, refusal)
             return 0
         except BaseException as error:
-            if batch and (isinstance(error, TimeoutError) or (isinstance(error, psycopg.Error) and not max_jobs)):
+            is_of_ends = not max_jobs and (isinstance(error, psycopg.Error) or is_refusal(error))
+            if batch and (isinstance(error, TimeoutError) or is_of_ends):
                 if max_jobs:
                     self._exchange.go_apart(one_line(error))
                 await self._report_less(batch, error)
@@ -140,7 +144,10 @@ class Trade:
             raise
         if batch:
             self.act_on(reply)
-        return 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
+        claimed = 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
+        # After that: what was claimed must be known to this worker before it waits.
+        await self.tell_unsure()
+        return claimed
 
     def act_on(self, reply: Reply) -> None:
         """Act on the server's reply about ended jobs."""
@@ -156,14 +163,33 @@ class Trade:
                 self.report_later(held)
             elif row.outcome == "undecided":
                 self._outbox.put_undecided(held)
+            elif row.outcome == "lost":
+                self._lost(held, "its handler failed")
             else:
                 self._holding.remove(held)
-                if row.outcome == "lost":
-                    self._tell.end_lost(held, "its handler failed")
-                else:
-                    self._tell.failed(held, row.outcome, row.note)
+                self._tell.failed(held, row.outcome, row.note)
         # A worker that ends with its last job waits for this one, whichever loop has reported it.
         self._requests.freed.set()
+
+    async def tell_unsure(self) -> None:
+        """Tell how jobs ended that were reported twice, for the first reply was lost, and held no more then."""
+        if not self._unsure:
+            return
+        asked, self._unsure = self._unsure, []
+        states: dict[int, str] = {}
+        try:
+            states = await self._keeping.perform(consume.states([held.row.id for held, _ in asked]))
+        finally:
+            for held, when in asked:
+                self._holding.remove(held)
+                end, state = held.attempt.ending.end, states.get(held.row.id, "")
+                if end is End.SUCCEEDED and state == "succeeded":
+                    self._tell.succeeded([held])
+                elif end is End.FAILED and state in ("failed", "dead", "cancelled"):
+                    self._tell.failed(held, state, None)
+                else:
+                    self._tell.end_lost(held, when)
+            self._requests.freed.set()
 
     def settle_own(self, held: Held) -> None:
         """The handler has ended this job in its own transaction."""
@@ -188,6 +214,11 @@ class Trade:
         log.warning("%s is locked by another transaction; its end is stored after that transaction", held)
         self._outbox.put_locked(held, _LOCKED)
 
+    def report_refused(self, held: Held, refusal: BaseException) -> None:
+        """The server does not give this job back: report that again, in a second. No other end waits for it."""
+        log.warning("%s could not be given back (%s)", held, one_line(refusal))
+        self._outbox.put_locked(held, _LOCKED)
+
     def _is_stored(self, held: Held, reply: Reply) -> bool:
         row = reply.outcomes.get(held.pair)
         if row is None:
@@ -195,9 +226,15 @@ class Trade:
         if row.outcome == "locked":
             self.report_later(held)
         else:
-            self._holding.remove(held)
-            self._tell.end_lost(held, "its handler ended")
+            self._lost(held, "its handler ended")
         return False
+
+    def _lost(self, held: Held, when: str) -> None:
+        if held.attempt.may_be_stored:
+            self._unsure.append((held, when))
+        else:
+            self._holding.remove(held)
+            self._tell.end_lost(held, when)
 
     async def _report_less(self, batch: list[Held], error: BaseException) -> None:
         """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
@@ -221,7 +258,7 @@ class Trade:
             self._outbox.correct(held, simpler(held, refusal) or held.attempt.ending)
             self.report_again(batch)
         else:
-            asyncio.get_running_loop().call_later(_LOCKED, self.report_again, batch)
+            self._outbox.postpone(_LOCKED, partial(self.report_again, batch))
 
     async def _server_answers(self, held: Held) -> bool:
         try:
