@@ -188,6 +188,7 @@ class Conformance:
     def __init__(self, name: str, client: Client, dsn: str, scratch: Path) -> None:
         self.queue = f"conformance-{name}"
         self.client = client
+        self.dsn = dsn
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute(TABLES)
         self.log = scratch / f"{name}.log"
@@ -267,6 +268,42 @@ class Conformance:
             self.until(lambda: self.states([job]) == {"succeeded": 1}, 30)
         assert self.notes(job) == 1
 
+    def check_an_end_whose_row_is_locked_is_stored_when_it_is_free(self) -> None:
+        with self.worker() as worker:
+            job = self.enqueue("note", seconds=1)
+            self.until(lambda: self.notes(job) == 1)
+            following = self.enqueue("note", seconds=2 * LEASE)
+            with self.locked(job):
+                time.sleep(2)
+            # Long enough for a lease that nobody extends to be taken back.
+            self.maintain(2 * LEASE + 1)
+            self.until(lambda: self.states([job, following]) == {"succeeded": 2}, 30)
+            assert (self.notes(job), self.notes(following)) == (1, 1), "a job whose end was locked ran again"
+            last = self.enqueue("note", seconds=1)
+            self.until(lambda: self.notes(last) == 1)
+            with self.locked(last):
+                worker.send_signal(signal.SIGTERM)
+                time.sleep(2)
+            assert worker.wait(15) == 0, f"exit code {worker.returncode}"
+        assert self.states([last]) == {"succeeded": 1}, "the worker has stopped without reporting an end"
+
+    def check_a_worker_that_loses_its_connections_goes_on_or_exits_with_an_error(self) -> None:
+        with self.worker() as worker:
+            job = self.enqueue("note", seconds=60)
+            self.until(lambda: self.notes(job) == 1)
+            others = "datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
+            self.db.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}".encode())
+            extended = "select lease_expires_at > %s + interval '1 s' from pgqueue.all_jobs where id = %s"
+            lease = self.one("select lease_expires_at from pgqueue.all_jobs where id = %s", job)
+            self.until(lambda: worker.poll() is not None or self.one(extended, lease, job), 3 * LEASE)
+            if worker.poll() is not None:
+                assert worker.returncode != 0, "it has lost its connections, and exits with 0"
+                # Another worker runs the job again.
+                self.until(lambda: not _is_running(worker.pid), LEASE)
+            assert self.one("select pgqueue.cancel(%s)", job) in ("requested", "cancelled")
+        self.maintain(LEASE + 1)
+        self.until(lambda: self.states([job]) == {"cancelled": 1})
+
     def check_an_idle_worker_is_woken(self) -> None:
         # With so many workers, and maintenance run by this session, idle() asks to be called again only after 5 s.
         others = [f"idle-{n}" for n in range(8)]
@@ -331,6 +368,13 @@ class Conformance:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
 
+    @contextmanager
+    def locked(self, job: int) -> Iterator[None]:
+        """Lock the row of a job, as a call does that is about to cancel it."""
+        with psycopg.connect(self.dsn) as other:
+            other.execute("select from pgqueue.jobs where id = %s for update", [job])
+            yield
+
     def enqueue(self, task: str, options: str = "", **args: Any) -> int:
         more = f", {options}" if options else ""
         query = f"select pgqueue.enqueue(%s, %s::jsonb, queue => %s{more})"
@@ -361,6 +405,13 @@ class Conformance:
         while not fact():
             assert time.monotonic() < deadline, f"not within {timeout:g} s"
             time.sleep(0.02)
+
+
+def _is_running(session: int) -> bool:
+    """Whether a process of the session runs."""
+    processes = subprocess.run(["ps", "-A", "-o", "sess=,stat="], capture_output=True, text=True, check=True).stdout
+    states = [line.split() for line in processes.splitlines()]
+    return any(its == str(session) and not state.startswith("Z") for its, state in states)
 
 
 def main() -> int:
