@@ -30,6 +30,9 @@ HERE = Path(__file__).parent
 # Short, so that extending it and losing it take seconds.
 LEASE = 3
 
+# A number that a double does not hold: it becomes the one below.
+LARGE = 2**53 + 1
+
 # What handlers write. `seconds` is how long a handler is to sleep: only at its first attempt.
 TABLES = """
 create table if not exists client_orders (note text);
@@ -215,11 +218,11 @@ class Conformance:
 
     def check_it_enqueues_in_a_transaction_of_its_own(self) -> None:
         orders = self.one("select count(*) from client_orders")
-        command = [*self.client.command, "enqueue", "note", '{"n": 1}', self.queue, "a key"]
+        command = [*self.client.command, "enqueue", "note", f'{{"n": {LARGE}}}', self.queue, "a key"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         row = self.row("select task, args, queue, key from pgqueue.jobs where id = %s", int(done.stdout))
-        assert row == ("note", {"n": 1}, self.queue, "a key"), row
+        assert row == ("note", {"n": LARGE}, self.queue, "a key"), row
         assert self.one("select count(*) from client_orders") == orders + 1
         command[-3] = "this is no JSON"
         refused = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
@@ -228,12 +231,16 @@ class Conformance:
         self.db.execute("select pgqueue.purge_queue(%s)", [self.queue])
 
     def check_fifty_jobs_run_once_each_and_one_fails(self) -> None:
-        ids = [self.enqueue("note", n=n) for n in range(50)]
+        ids = [self.enqueue("note", n=LARGE + n) for n in range(50)]
         failing = self.enqueue("fail", options="max_attempts => 1")
         with self.worker():
             self.until(lambda: self.states(ids) == {"succeeded": 50}, 60)
             self.until(lambda: self.states([failing]) == {"dead": 1}, 30)
         assert self.one("select count(*) from client_notes where job_id = any(%s)", ids) == 50
+        numbers = self.one(
+            "select array_agg((args ->> 'n')::bigint order by job_id) from client_notes where job_id >= %s", ids[0]
+        )
+        assert numbers == [LARGE + n for n in range(50)], "numbers were changed on their way"
         assert "no such order" in str(self.one("select errors from pgqueue.history where id = %s", failing))
 
     def check_jobs_of_a_key_run_in_order_on_two_workers(self) -> None:
@@ -265,6 +272,12 @@ class Conformance:
     def check_a_job_longer_than_its_lease_runs_once(self) -> None:
         with self.worker(), self.worker():
             job = self.enqueue("note", seconds=2.5 * LEASE)
+            self.until(lambda: self.notes(job) == 1)
+            now = self.one("select clock_timestamp()")
+            beats = "select w.last_heartbeat_at > %s from pgqueue.worker_status w"
+            beats += " where w.worker = (select j.reserved_by from pgqueue.all_jobs j where j.id = %s)"
+            # A worker that sends no heartbeat while it is busy counts as dead, and is deregistered in the end.
+            self.until(lambda: self.one(beats, now, job), 2 * LEASE)
             self.until(lambda: self.states([job]) == {"succeeded": 1}, 30)
         assert self.notes(job) == 1
 
@@ -303,6 +316,12 @@ class Conformance:
             assert self.one("select pgqueue.cancel(%s)", job) in ("requested", "cancelled")
         self.maintain(LEASE + 1)
         self.until(lambda: self.states([job]) == {"cancelled": 1})
+
+    def check_a_deregistered_worker_registers_again(self) -> None:
+        registered = "select count(*) from pgqueue.workers where %s = any(queues)"
+        with self.worker():
+            self.db.execute("select pgqueue.bye(name) from pgqueue.workers where %s = any(queues)", [self.queue])
+            self.until(lambda: self.one(registered, self.queue) == 1)
 
     def check_an_idle_worker_is_woken(self) -> None:
         # With so many workers, and maintenance run by this session, idle() asks to be called again only after 5 s.

@@ -65,8 +65,8 @@ attempt() {
         ((SECONDS >= next)) || continue
         next=$((SECONDS + (lease + 2) / 3))
         asked=$(sql "select cancel_requested from pgqueue.extend(
-            array[:'id'::bigint], array[:'reservation'::bigint], (:'lease' || ' s')::interval)" \
-            id="$id" reservation="$reservation" lease="$lease")
+            array[:'id'::bigint], array[:'reservation'::bigint], (:'lease' || ' s')::interval), pgqueue.beat(:'me')" \
+            id="$id" reservation="$reservation" lease="$lease" me="$me")
         [ "$asked" = f ] && continue
         # No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
         kill -- "-$handler" 2>/dev/null || true
@@ -121,7 +121,8 @@ worker() {
     queue=$1 stopping='' polls=0 handler='' log=$(mktemp)
     trap 'stopping=1' TERM INT
     trap leave EXIT
-    channel=$(sql "select pgqueue.hello(:'me', array[:'queue'], '{\"client\": \"bash\"}')" me="$me" queue="$queue")
+    hello="pgqueue.hello(:'me', array[:'queue'], '{\"client\": \"bash\"}')"
+    channel=$(sql "select $hello" me="$me" queue="$queue")
     exec 3< <(listen "$channel")
     while [ -z "$stopping" ]; do
         claim 1
@@ -131,9 +132,10 @@ worker() {
             continue
         fi
         # Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
-        pause=$(sql "select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))
+        pause=$(sql "select least(extract(epoch from call_again_in), extract(epoch from next_due - now())),
+            case when not registered then $hello end
             from pgqueue.idle(:'me', array[:'queue'])" me="$me" queue="$queue")
-        ((++polls > 4)) || pause=0.25
+        ((++polls > 4)) && pause=${pause%%$'\x1f'*} || pause=0.25
         pause=$(awk -v s="$pause" 'BEGIN { print (s < 0.01) ? 0.01 : s }')
         read -r -t "$pause" -u 3 _ || (($? > 128)) || { echo "the connection that listens is lost" >&2; exit 1; }
     done

@@ -97,19 +97,19 @@ func exchange(db *pgx.Conn, name, queue string, max int, ended *job, failure err
 }
 
 // attempt runs one job to its end, and extends its lease meanwhile, every third of it. Nil: no end to report.
-func attempt(db *pgx.Conn, j *job) (*job, error) {
+func attempt(db *pgx.Conn, name string, j *job) (*job, error) {
 	ctx, interrupt := context.WithCancel(background)
 	defer interrupt()
 	done := make(chan error, 1)
 	go func() { done <- handle(ctx, j) }()
-	pair := []any{[]int64{j.id}, []int64{*j.reservation}, lease}
+	pair := []any{[]int64{j.id}, []int64{*j.reservation}, lease, name}
 	for {
 		select {
 		case err := <-done:
 			return j, err
 		case <-time.After(seconds(lease / 3)):
 			var asked bool
-			extend := "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))"
+			extend := "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)"
 			if err := db.QueryRow(background, extend, pair...).Scan(&asked); err == nil && !asked {
 				continue
 			}
@@ -126,19 +126,21 @@ func work(queue string) {
 	stopping, _ := signal.NotifyContext(background, syscall.SIGTERM, syscall.SIGINT)
 	db, channel := connect(), ""
 	name := fmt.Sprintf("go:%d:%x", os.Getpid(), time.Now().UnixNano())
-	must(0, db.QueryRow(background, `select pgqueue.hello($1, array[$2], '{"client": "go"}')`, name, queue).Scan(&channel))
+	hello := `pgqueue.hello($1, array[$2], '{"client": "go"}')`
+	must(0, db.QueryRow(background, "select "+hello, name, queue).Scan(&channel))
 	must(db.Exec(background, "listen "+pgx.Identifier{channel}.Sanitize()))
 	ended, failure := (*job)(nil), error(nil)
 	for polls := 0; stopping.Err() == nil; {
 		reserved := exchange(db, name, queue, 1, ended, failure)
 		if ended = nil; reserved != nil {
-			ended, failure = attempt(db, reserved)
+			ended, failure = attempt(db, name, reserved)
 			polls = 0
 			continue
 		}
 		var pause float64
 		must(0, db.QueryRow(background, `select least(extract(epoch from call_again_in),
-			extract(epoch from next_due - now()))::float8 from pgqueue.idle($1, array[$2])`, name, queue).Scan(&pause))
+			extract(epoch from next_due - now()))::float8, case when not registered then `+hello+` end
+			from pgqueue.idle($1, array[$2])`, name, queue).Scan(&pause, nil))
 		// Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
 		if polls++; polls <= 4 {
 			pause = 0.25

@@ -69,11 +69,11 @@ public class Client {
             Runtime.getRuntime().halt(0); // not 143: it has ended in good order
         }));
         db = connect();
-        Object channel = ask(db, "select pgqueue.hello(?, array[?], '{\"client\": \"java\"}')", name, queue).get(0)[0];
+        String hello = "pgqueue.hello(?, array[?], '{\"client\": \"java\"}')";
+        Object channel = ask(db, "select " + hello, name, queue).get(0)[0];
         db.createStatement().execute("listen \"" + channel + "\"");
         List<End> ended = List.of();
-        int polls = 0;
-        while (!stopping) {
+        for (int polls = 0; !stopping;) {
             List<Job> job = exchange(1, ended);
             ended = job.isEmpty() ? List.of() : attempt(job.get(0));
             if (!job.isEmpty()) {
@@ -82,7 +82,8 @@ public class Client {
             }
             // Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
             double seconds = (Double) ask(db, "select least(extract(epoch from call_again_in),"
-                + " extract(epoch from next_due - now()))::float8 from pgqueue.idle(?, array[?])", name, queue).get(0)[0];
+                + " extract(epoch from next_due - now()))::float8, case when not registered then " + hello + " end"
+                + " from pgqueue.idle(?, array[?])", name, queue, name, queue).get(0)[0];
             long until = System.nanoTime() + (long) ((++polls <= 4 ? 0.25 : Math.max(seconds, 0.01)) * 1e9);
             PGConnection ear = db.unwrap(PGConnection.class);
             while (!stopping && System.nanoTime() < until && ear.getNotifications(100).length == 0);
@@ -140,8 +141,8 @@ public class Client {
             } catch (ExecutionException failed) {
                 return List.of(new End(job, failed.getCause().toString().replace("\0", ""))); // a text takes no zero
             } catch (TimeoutException running) {
-                List<Object[]> rows = ask(db, "select cancel_requested from pgqueue.extend(?, ?, make_interval(secs => ?))",
-                    array(me, Job::id), array(me, Job::reservation), LEASE);
+                List<Object[]> rows = ask(db, "select cancel_requested from pgqueue.extend(?, ?, make_interval(secs => ?)),"
+                    + " pgqueue.beat(?)", array(me, Job::id), array(me, Job::reservation), LEASE, name);
                 if (!rows.isEmpty() && !(Boolean) rows.get(0)[0]) continue;
                 // No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
                 handler.cancel(true);

@@ -59,8 +59,9 @@ final class Worker
     public function run(): void
     {
         $this->db = connect();
-        $hello = "select pgqueue.hello(?, array[?], '{\"client\": \"php\"}') as channel";
-        $channel = ask($this->db, $hello, $this->name, $this->queue)[0]['channel'];
+        $hello = "pgqueue.hello(?, array[?], '{\"client\": \"php\"}') ";
+        $me = [$this->name, $this->queue];
+        $channel = ask($this->db, "select $hello as channel", ...$me)[0]['channel'];
         $this->db->exec("listen \"$channel\"");
         $end = null;
         $polls = 0;
@@ -72,8 +73,9 @@ final class Worker
                 continue;
             }
             // Registered as idle, it polls four times in a second, then blocks until it is notified or a job is due.
-            $seconds = (float) ask($this->db, 'select least(extract(epoch from call_again_in),
-                extract(epoch from next_due - now())) as s from pgqueue.idle(?, array[?])', $this->name, $this->queue)[0]['s'];
+            $seconds = (float) ask($this->db, "select least(extract(epoch from call_again_in),
+                extract(epoch from next_due - now())) as s, case when not registered then $hello end
+                from pgqueue.idle(?, array[?])", ...$me, ...$me)[0]['s'];
             $until = microtime(true) + (++$polls <= 4 ? 0.25 : max($seconds, 0.01));
             while (!$this->stopping && microtime(true) < $until && !$this->db->pgsqlGetNotify(PDO::FETCH_ASSOC, 250));
         }
@@ -135,8 +137,8 @@ final class Worker
             }
             $extended = microtime(true);
             try {
-                $rows = ask($this->db, 'select cancel_requested as c from pgqueue.extend(?, ?, make_interval(secs => ?))',
-                    ...[...$pair, $this->lease]);
+                $rows = ask($this->db, 'select cancel_requested as c
+                    from pgqueue.extend(?, ?, make_interval(secs => ?)), pgqueue.beat(?)', ...[...$pair, $this->lease, $this->name]);
             } catch (PDOException $error) {
                 posix_kill($handler, SIGKILL); // another worker will run the job
                 throw $error;

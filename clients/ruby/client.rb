@@ -40,6 +40,7 @@ end
 
 class Worker
   End = Struct.new(:id, :reservation, :error)
+  HELLO = "pgqueue.hello($1, array[$2], '{\"client\": \"ruby\"}')"
 
   def initialize(queue)
     @queue = queue
@@ -50,7 +51,7 @@ class Worker
 
   def run
     @db = connect
-    channel = ask("select pgqueue.hello($1, array[$2], '{\"client\": \"ruby\"}')", @name, @queue).getvalue(0, 0)
+    channel = ask("select #{HELLO}", @name, @queue).getvalue(0, 0)
     @db.exec("listen #{@db.quote_ident(channel)}")
     ended = nil
     polls = 0
@@ -72,7 +73,8 @@ class Worker
   # Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
   def wait(polls)
     seconds = ask(<<~SQL, @name, @queue).getvalue(0, 0).to_f
-      select least(extract(epoch from call_again_in), extract(epoch from next_due - now())) from pgqueue.idle($1, array[$2])
+      select least(extract(epoch from call_again_in), extract(epoch from next_due - now())),
+        case when not registered then #{HELLO} end from pgqueue.idle($1, array[$2])
     SQL
     left = polls <= 4 ? 0.25 : [seconds, 0.01].max
     # In slices: a signal does not end the wait.
@@ -118,7 +120,9 @@ class Worker
     end
     pair = ["{#{job["id"]}}", "{#{job["reservation"]}}"]
     until handler.join(LEASE / 3)
-      rows = ask("select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))", *pair, LEASE).values
+      rows = ask(<<~SQL, *pair, LEASE, @name).values
+        select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)
+      SQL
       next if rows == [["f"]]
 
       # No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.

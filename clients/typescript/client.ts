@@ -62,8 +62,8 @@ class Worker {
 
   async run(): Promise<void> {
     const [db, ear] = [await connect(), await connect()];
-    const hello = "select pgqueue.hello($1, array[$2], '{\"client\": \"typescript\"}') as channel";
-    const { rows } = await db.query(hello, [this.name, this.queue]);
+    const hello = "pgqueue.hello($1, array[$2], '{\"client\": \"typescript\"}')";
+    const { rows } = await db.query(`select ${hello} as channel`, [this.name, this.queue]);
     ear.on("notification", () => this.wake());
     await ear.query(`listen "${rows[0].channel}"`);
     for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => ((this.stopping = true), this.wake()));
@@ -78,7 +78,8 @@ class Worker {
         continue;
       }
       const { rows: [idle] } = await db.query(
-        `select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8 as seconds
+        `select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8 as seconds,
+           case when not registered then ${hello} end
          from pgqueue.idle($1, array[$2])`, [this.name, this.queue]);
       // Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
       const seconds = ++polls <= 4 ? 0.25 : Math.max(idle.seconds, 0.01);
@@ -117,7 +118,7 @@ class Worker {
     let given_back = false;
     const timer = setInterval(async () => {
       const { rows } = await db.query(
-        "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))", [...pair, lease]);
+        "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)", [...pair, lease, this.name]);
       if (rows.length && !rows[0].cancel_requested) return;
       // No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
       given_back = true;

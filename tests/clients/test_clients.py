@@ -38,7 +38,7 @@ def test_a_client_does_what_every_client_must(name: str, database: Database, tmp
         except conformance.NotHere as reason:
             pytest.skip(f"not run: {reason}")
         one = conformance.Conformance(name, client, place.dsn, tmp_path)
-        assert len(one.check_all()) == 10
+        assert len(one.check_all()) == 11
         one.close()
 
 
@@ -183,4 +183,4 @@ def test_a_client_fits_on_a_page_and_names_the_protocol(name: str) -> None:
     assert len(text.splitlines()) <= 165
     assert "docs/reference/protocol.md" in text
     called = set(re.findall(r"pgqueue\.(\w+)\(", text))
-    assert called == {"enqueue", "hello", "exchange", "idle", "extend", "release", "bye"}
+    assert called == {"enqueue", "hello", "exchange", "idle", "extend", "release", "bye", "beat"}

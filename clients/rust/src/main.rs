@@ -101,8 +101,9 @@ impl Worker {
                     return Ok(Some(End { job, error }));
                 }
                 _ = time::sleep(Duration::from_secs_f64(self.lease / 3.0)) => {
-                    let extend = "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))";
-                    let held = self.db.query_opt(extend, &[&pair.0, &pair.1, &self.lease]).await?;
+                    let extend = "select cancel_requested
+                        from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)";
+                    let held = self.db.query_opt(extend, &[&pair.0, &pair.1, &self.lease, &self.name]).await?;
                     if matches!(&held, Some(row) if !row.get::<_, bool>(0)) { continue; }
                     // No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
                     handler.abort();
@@ -121,8 +122,8 @@ impl Worker {
             tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
             stop.send(true)
         });
-        let hello = "select pgqueue.hello($1, array[$2], '{\"client\": \"rust\"}')";
-        let channel: String = self.db.query_one(hello, &[&self.name, &self.queue]).await?.get(0);
+        let hello = "pgqueue.hello($1, array[$2], '{\"client\": \"rust\"}')";
+        let channel: String = self.db.query_one(&format!("select {hello}"), &[&self.name, &self.queue]).await?.get(0);
         self.db.batch_execute(&format!("listen \"{channel}\"")).await?;
         let (mut ended, mut polls) = (None, 0);
         while !*stopping.borrow_and_update() {
@@ -133,9 +134,9 @@ impl Worker {
                 polls = 0;
                 continue;
             }
-            let idle = "select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8
-                from pgqueue.idle($1, array[$2])";
-            let seconds: f64 = self.db.query_one(idle, &[&self.name, &self.queue]).await?.get(0);
+            let idle = format!("select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8,
+                case when not registered then {hello} end from pgqueue.idle($1, array[$2])");
+            let seconds: f64 = self.db.query_one(&idle, &[&self.name, &self.queue]).await?.get(0);
             // Registered as idle, it polls four times in a second, then blocks until it is notified or a job is due.
             polls += 1;
             let pause = Duration::from_secs_f64(if polls <= 4 { 0.25 } else { seconds.max(0.01) });
