@@ -30,6 +30,9 @@ HERE = Path(__file__).parent
 # Short, so that extending it and losing it take seconds.
 LEASE = 3
 
+# A number that a double does not hold: it becomes the one below.
+LARGE = 2**53 + 1
+
 # What handlers write. `seconds` is how long a handler is to sleep: only at its first attempt.
 TABLES = """
 create table if not exists client_orders (note text);
@@ -188,6 +191,7 @@ class Conformance:
     def __init__(self, name: str, client: Client, dsn: str, scratch: Path) -> None:
         self.queue = f"conformance-{name}"
         self.client = client
+        self.dsn = dsn
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute(TABLES)
         self.log = scratch / f"{name}.log"
@@ -214,11 +218,11 @@ class Conformance:
 
     def check_it_enqueues_in_a_transaction_of_its_own(self) -> None:
         orders = self.one("select count(*) from client_orders")
-        command = [*self.client.command, "enqueue", "note", '{"n": 1}', self.queue, "a key"]
+        command = [*self.client.command, "enqueue", "note", f'{{"n": {LARGE}}}', self.queue, "a key"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         row = self.row("select task, args, queue, key from pgqueue.jobs where id = %s", int(done.stdout))
-        assert row == ("note", {"n": 1}, self.queue, "a key"), row
+        assert row == ("note", {"n": LARGE}, self.queue, "a key"), row
         assert self.one("select count(*) from client_orders") == orders + 1
         command[-3] = "this is no JSON"
         refused = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
@@ -227,12 +231,16 @@ class Conformance:
         self.db.execute("select pgqueue.purge_queue(%s)", [self.queue])
 
     def check_fifty_jobs_run_once_each_and_one_fails(self) -> None:
-        ids = [self.enqueue("note", n=n) for n in range(50)]
+        ids = [self.enqueue("note", n=LARGE + n) for n in range(50)]
         failing = self.enqueue("fail", options="max_attempts => 1")
         with self.worker():
             self.until(lambda: self.states(ids) == {"succeeded": 50}, 60)
             self.until(lambda: self.states([failing]) == {"dead": 1}, 30)
         assert self.one("select count(*) from client_notes where job_id = any(%s)", ids) == 50
+        numbers = self.one(
+            "select array_agg((args ->> 'n')::bigint order by job_id) from client_notes where job_id >= %s", ids[0]
+        )
+        assert numbers == [LARGE + n for n in range(50)], "numbers were changed on their way"
         assert "no such order" in str(self.one("select errors from pgqueue.history where id = %s", failing))
 
     def check_jobs_of_a_key_run_in_order_on_two_workers(self) -> None:
@@ -264,8 +272,56 @@ class Conformance:
     def check_a_job_longer_than_its_lease_runs_once(self) -> None:
         with self.worker(), self.worker():
             job = self.enqueue("note", seconds=2.5 * LEASE)
+            self.until(lambda: self.notes(job) == 1)
+            now = self.one("select clock_timestamp()")
+            beats = "select w.last_heartbeat_at > %s from pgqueue.worker_status w"
+            beats += " where w.worker = (select j.reserved_by from pgqueue.all_jobs j where j.id = %s)"
+            # A worker that sends no heartbeat while it is busy counts as dead, and is deregistered in the end.
+            self.until(lambda: self.one(beats, now, job), 2 * LEASE)
             self.until(lambda: self.states([job]) == {"succeeded": 1}, 30)
         assert self.notes(job) == 1
+
+    def check_an_end_whose_row_is_locked_is_stored_when_it_is_free(self) -> None:
+        with self.worker() as worker:
+            job = self.enqueue("note", seconds=1)
+            self.until(lambda: self.notes(job) == 1)
+            following = self.enqueue("note", seconds=2 * LEASE)
+            with self.locked(job):
+                time.sleep(2)
+            # Long enough for a lease that nobody extends to be taken back.
+            self.maintain(2 * LEASE + 1)
+            self.until(lambda: self.states([job, following]) == {"succeeded": 2}, 30)
+            assert (self.notes(job), self.notes(following)) == (1, 1), "a job whose end was locked ran again"
+            last = self.enqueue("note", seconds=1)
+            self.until(lambda: self.notes(last) == 1)
+            with self.locked(last):
+                worker.send_signal(signal.SIGTERM)
+                time.sleep(2)
+            assert worker.wait(15) == 0, f"exit code {worker.returncode}"
+        assert self.states([last]) == {"succeeded": 1}, "the worker has stopped without reporting an end"
+
+    def check_a_worker_that_loses_its_connections_goes_on_or_exits_with_an_error(self) -> None:
+        with self.worker() as worker:
+            job = self.enqueue("note", seconds=60)
+            self.until(lambda: self.notes(job) == 1)
+            others = "datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
+            self.db.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}".encode())
+            extended = "select lease_expires_at > %s + interval '1 s' from pgqueue.all_jobs where id = %s"
+            lease = self.one("select lease_expires_at from pgqueue.all_jobs where id = %s", job)
+            self.until(lambda: worker.poll() is not None or self.one(extended, lease, job), 3 * LEASE)
+            if worker.poll() is not None:
+                assert worker.returncode != 0, "it has lost its connections, and exits with 0"
+                # Another worker runs the job again.
+                self.until(lambda: not _is_running(worker.pid), LEASE)
+            assert self.one("select pgqueue.cancel(%s)", job) in ("requested", "cancelled")
+        self.maintain(LEASE + 1)
+        self.until(lambda: self.states([job]) == {"cancelled": 1})
+
+    def check_a_deregistered_worker_registers_again(self) -> None:
+        registered = "select count(*) from pgqueue.workers where %s = any(queues)"
+        with self.worker():
+            self.db.execute("select pgqueue.bye(name) from pgqueue.workers where %s = any(queues)", [self.queue])
+            self.until(lambda: self.one(registered, self.queue) == 1)
 
     def check_an_idle_worker_is_woken(self) -> None:
         # With so many workers, and maintenance run by this session, idle() asks to be called again only after 5 s.
@@ -331,6 +387,13 @@ class Conformance:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
 
+    @contextmanager
+    def locked(self, job: int) -> Iterator[None]:
+        """Lock the row of a job, as a call does that is about to cancel it."""
+        with psycopg.connect(self.dsn) as other:
+            other.execute("select from pgqueue.jobs where id = %s for update", [job])
+            yield
+
     def enqueue(self, task: str, options: str = "", **args: Any) -> int:
         more = f", {options}" if options else ""
         query = f"select pgqueue.enqueue(%s, %s::jsonb, queue => %s{more})"
@@ -361,6 +424,13 @@ class Conformance:
         while not fact():
             assert time.monotonic() < deadline, f"not within {timeout:g} s"
             time.sleep(0.02)
+
+
+def _is_running(session: int) -> bool:
+    """Whether a process of the session runs."""
+    processes = subprocess.run(["ps", "-A", "-o", "sess=,stat="], capture_output=True, text=True, check=True).stdout
+    states = [line.split() for line in processes.splitlines()]
+    return any(its == str(session) and not state.startswith("Z") for its, state in states)
 
 
 def main() -> int:

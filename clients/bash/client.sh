@@ -25,18 +25,18 @@ enqueue() {
         commit;" task="$1" args="$2" queue="$3" key="${4:-}"
 }
 
-# The handlers. Each runs in its own process, so that it can be ended.
+# The handlers. Each runs in a process group of its own, so that all of it can be ended.
 run() {
-    local id=$1 task=$2 args=$3
+    local id=$1 task=$2 args=$3 seconds
     case $task in
-    note) exec sleep "$(sql "insert into client_notes (job_id, args) values (:'id'::bigint, :'args'::jsonb)
-        returning seconds" id="$id" args="$args")" ;;
+    note) seconds=$(sql "insert into client_notes (job_id, args) values (:'id'::bigint, :'args'::jsonb)
+        returning seconds" id="$id" args="$args") && sleep "$seconds" ;;
     fail) echo "no such order" >&2 && return 1 ;;
     *) echo "there is no task $task" >&2 && return 1 ;;
     esac
 }
 
-# Reports how the last job ended, and claims up to $1 jobs. Rows: outcome, id, task, args, reservation.
+# Reports how the last job ended, and claims $1: one or none. Rows: outcome, id, task, args, reservation.
 completed='{}' completed_reservations='{}' failed='{}' failed_reservations='{}' error=''
 exchange() {
     sql "select outcome, id, task, args, reservation from pgqueue.exchange(
@@ -48,33 +48,46 @@ exchange() {
         completed_reservations="$completed_reservations" failed_reservations="$failed_reservations"
 }
 
+release() {
+    sql "select pgqueue.release(array[:'id'::bigint], array[:'reservation'::bigint])" id="$1" reservation="$2"
+}
+
 # Runs one job to its end; extends its lease meanwhile, every third of it.
 attempt() {
-    local id=$1 task=$2 args=$3 reservation=$4 log asked
-    log=$(mktemp)
+    local id=$1 task=$2 args=$3 reservation=$4 asked
+    set -m
     (trap - TERM INT; run "$id" "$task" "$args") 2>"$log" &
-    local handler=$! next=$((SECONDS + (lease + 2) / 3))
+    set +m
+    handler=$!
+    local next=$((SECONDS + (lease + 2) / 3))
     while kill -0 "$handler" 2>/dev/null; do
         sleep 0.05
         ((SECONDS >= next)) || continue
         next=$((SECONDS + (lease + 2) / 3))
         asked=$(sql "select cancel_requested from pgqueue.extend(
-            array[:'id'::bigint], array[:'reservation'::bigint], (:'lease' || ' s')::interval)" \
-            id="$id" reservation="$reservation" lease="$lease")
+            array[:'id'::bigint], array[:'reservation'::bigint], (:'lease' || ' s')::interval), pgqueue.beat(:'me')" \
+            id="$id" reservation="$reservation" lease="$lease" me="$me")
         [ "$asked" = f ] && continue
         # No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
-        kill "$handler" 2>/dev/null || true
+        kill -- "-$handler" 2>/dev/null || true
         wait "$handler" || true
-        [ -z "$asked" ] || sql "select pgqueue.release(array[:'id'::bigint], array[:'reservation'::bigint])" \
-            id="$id" reservation="$reservation"
+        handler=''
+        [ -z "$asked" ] || release "$id" "$reservation"
         return
     done
     if wait "$handler"; then
         completed="{$id}" completed_reservations="{$reservation}"
     else
-        failed="{$id}" failed_reservations="{$reservation}" error=$(tail -n 1 "$log")
+        failed="{$id}" failed_reservations="{$reservation}"
+        error=$(tail -n 1 "$log" | tr -d '\0' | iconv -c -f UTF-8 -t UTF-8) || true # a text takes nothing else
         error=${error:-the handler failed}
     fi
+    handler=''
+}
+
+# However the worker ends, its handler ends with it: another worker will run the job.
+leave() {
+    [ -z "$handler" ] || kill -- "-$handler" 2>/dev/null || true
     rm -f "$log"
 }
 
@@ -84,32 +97,49 @@ listen() {
         stdbuf -oL psql "$PGQUEUE_DSN" -XqAt 2>/dev/null | grep --line-buffered '^Asynchronous notification'
 }
 
-worker() {
-    queue=$1 stopping='' polls=0
-    trap 'stopping=1' TERM INT
-    channel=$(sql "select pgqueue.hello(:'me', array[:'queue'], '{\"client\": \"bash\"}')" me="$me" queue="$queue")
-    exec 3< <(listen "$channel")
-    while [ -z "$stopping" ]; do
-        job='' locked=''
+# Reports how the last job ended, until that is stored, and claims $1. Sets job, and then what attempt takes.
+claim() {
+    local max=$1 answer outcome locked
+    while true; do
+        job='' locked='' answer=$(exchange "$max")
         while IFS=$'\x1f' read -r outcome id task args reservation; do
             case $outcome in
-            reserved) job=1 && break ;;
-            locked) locked=1 ;; # Another session has the row: nothing was changed, report it again.
+            reserved) job=1 && break ;; # the last row
+            locked) locked=1 ;;
             esac
-        done < <(exchange 1)
-        [ -n "$locked" ] || completed='{}' completed_reservations='{}' failed='{}' failed_reservations='{}' error=''
+        done <<<"$answer"
+        [ -n "$locked" ] || break
+        # Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+        [ -z "$job" ] || release "$id" "$reservation"
+        max=0
+        sleep 0.1
+    done
+    completed='{}' completed_reservations='{}' failed='{}' failed_reservations='{}' error=''
+}
+
+worker() {
+    queue=$1 stopping='' polls=0 handler='' log=$(mktemp)
+    trap 'stopping=1' TERM INT
+    trap leave EXIT
+    hello="pgqueue.hello(:'me', array[:'queue'], '{\"client\": \"bash\"}')"
+    channel=$(sql "select $hello" me="$me" queue="$queue")
+    exec 3< <(listen "$channel")
+    while [ -z "$stopping" ]; do
+        claim 1
         if [ -n "$job" ]; then
             attempt "$id" "$task" "$args" "$reservation"
             polls=0
             continue
         fi
         # Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
-        pause=$(sql "select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))
+        pause=$(sql "select least(extract(epoch from call_again_in), extract(epoch from next_due - now())),
+            case when not registered then $hello end
             from pgqueue.idle(:'me', array[:'queue'])" me="$me" queue="$queue")
-        ((++polls > 4)) || pause=0.25
-        read -r -t "$(awk -v s="$pause" 'BEGIN { print (s < 0.01) ? 0.01 : s }')" -u 3 _ || true
+        ((++polls > 4)) && pause=${pause%%$'\x1f'*} || pause=0.25
+        pause=$(awk -v s="$pause" 'BEGIN { print (s < 0.01) ? 0.01 : s }')
+        read -r -t "$pause" -u 3 _ || (($? > 128)) || { echo "the connection that listens is lost" >&2; exit 1; }
     done
-    exchange 0 >/dev/null
+    claim 0
     sql "select pgqueue.bye(:'me')" me="$me"
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,8 +44,13 @@ func enqueue(task, args, queue, key string) (id int64) {
 	return
 }
 
-// The handlers. Each has its own connection, and must end when the context does.
-func handle(ctx context.Context, j *job) error {
+// The handlers. Each has its own connection, and must end when the context does. A panic fails the job alone.
+func handle(ctx context.Context, j *job) (failure error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			failure = fmt.Errorf("%v", panicked)
+		}
+	}()
 	db := connect()
 	defer db.Close(background)
 	switch *j.task {
@@ -60,45 +66,50 @@ func handle(ctx context.Context, j *job) error {
 	return fmt.Errorf("there is no task %s", *j.task)
 }
 
-// exchange reports how the last job ended, and claims up to max. It returns a job, and one to be reported again.
-func exchange(db *pgx.Conn, name, queue string, max int, ended *job, failure error) (reserved, again *job) {
+// exchange reports how the last job ended, until that is stored, and claims max: one or none. It returns the job.
+func exchange(db *pgx.Conn, name, queue string, max int, ended *job, failure error) *job {
 	good, bad, messages := [2][]int64{{}, {}}, [2][]int64{{}, {}}, []string{}
 	if ended != nil && failure != nil {
-		bad, messages = [2][]int64{{ended.id}, {*ended.reservation}}, []string{failure.Error()}
+		// Jsonb takes no zero bytes, and UTF-8 alone.
+		messages = []string{strings.ToValidUTF8(strings.ReplaceAll(failure.Error(), "\x00", ""), "?")}
+		bad = [2][]int64{{ended.id}, {*ended.reservation}}
 	} else if ended != nil {
 		good = [2][]int64{{ended.id}, {*ended.reservation}}
 	}
-	rows := must(db.Query(background, `select outcome, id, task, args::text, reservation from pgqueue.exchange(
+	rows := must(db.Query(background, `select outcome, coalesce(id, 0), task, args::text, reservation from pgqueue.exchange(
 		$1, $2, array[$3], lease => make_interval(secs => $4), completed => $5, completed_reservations => $6, failed => $7,
 		failed_reservations => $8, errors => array(select jsonb_build_object('message', e) from unnest($9::text[]) e))`,
 		name, max, queue, lease, good[0], good[1], bad[0], bad[1], messages))
-	for outcome := ""; rows.Next(); {
-		var row job
+	outcomes := map[string]*job{}
+	for outcome, row := "", new(job); rows.Next(); outcomes[outcome], row = row, new(job) {
 		must(0, rows.Scan(&outcome, &row.id, &row.task, &row.args, &row.reservation))
-		switch outcome {
-		case "reserved":
-			reserved = &row
-		case "locked": // another session has the row: nothing was changed
-			again = ended
-		}
 	}
-	return
+	must(0, rows.Err())
+	if outcomes["locked"] == nil {
+		return outcomes["reserved"]
+	}
+	// Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+	if j := outcomes["reserved"]; j != nil {
+		must(db.Exec(background, "select pgqueue.release($1, $2)", []int64{j.id}, []int64{*j.reservation}))
+	}
+	time.Sleep(seconds(0.1))
+	return exchange(db, name, queue, 0, ended, failure)
 }
 
 // attempt runs one job to its end, and extends its lease meanwhile, every third of it. Nil: no end to report.
-func attempt(db *pgx.Conn, j *job) (*job, error) {
+func attempt(db *pgx.Conn, name string, j *job) (*job, error) {
 	ctx, interrupt := context.WithCancel(background)
 	defer interrupt()
 	done := make(chan error, 1)
 	go func() { done <- handle(ctx, j) }()
-	pair := []any{[]int64{j.id}, []int64{*j.reservation}, lease}
+	pair := []any{[]int64{j.id}, []int64{*j.reservation}, lease, name}
 	for {
 		select {
 		case err := <-done:
 			return j, err
 		case <-time.After(seconds(lease / 3)):
 			var asked bool
-			extend := "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))"
+			extend := "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)"
 			if err := db.QueryRow(background, extend, pair...).Scan(&asked); err == nil && !asked {
 				continue
 			}
@@ -115,25 +126,28 @@ func work(queue string) {
 	stopping, _ := signal.NotifyContext(background, syscall.SIGTERM, syscall.SIGINT)
 	db, channel := connect(), ""
 	name := fmt.Sprintf("go:%d:%x", os.Getpid(), time.Now().UnixNano())
-	must(0, db.QueryRow(background, `select pgqueue.hello($1, array[$2], '{"client": "go"}')`, name, queue).Scan(&channel))
+	hello := `pgqueue.hello($1, array[$2], '{"client": "go"}')`
+	must(0, db.QueryRow(background, "select "+hello, name, queue).Scan(&channel))
 	must(db.Exec(background, "listen "+pgx.Identifier{channel}.Sanitize()))
-	var ended, reserved *job
-	var failure error
+	ended, failure := (*job)(nil), error(nil)
 	for polls := 0; stopping.Err() == nil; {
-		if reserved, ended = exchange(db, name, queue, 1, ended, failure); reserved != nil {
-			ended, failure = attempt(db, reserved)
+		reserved := exchange(db, name, queue, 1, ended, failure)
+		if ended = nil; reserved != nil {
+			ended, failure = attempt(db, name, reserved)
 			polls = 0
 			continue
 		}
 		var pause float64
 		must(0, db.QueryRow(background, `select least(extract(epoch from call_again_in),
-			extract(epoch from next_due - now()))::float8 from pgqueue.idle($1, array[$2])`, name, queue).Scan(&pause))
+			extract(epoch from next_due - now()))::float8, case when not registered then `+hello+` end
+			from pgqueue.idle($1, array[$2])`, name, queue).Scan(&pause, nil))
 		// Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
 		if polls++; polls <= 4 {
 			pause = 0.25
 		}
-		waiting, _ := context.WithTimeout(stopping, seconds(pause))
+		waiting, end := context.WithTimeout(stopping, seconds(pause))
 		db.WaitForNotification(waiting) // or until it is time, or stopping
+		end()
 	}
 	exchange(db, name, queue, 0, ended, failure)
 	must(db.Exec(background, "select pgqueue.bye($1)", name))

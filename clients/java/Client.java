@@ -69,23 +69,21 @@ public class Client {
             Runtime.getRuntime().halt(0); // not 143: it has ended in good order
         }));
         db = connect();
-        Object channel = ask(db, "select pgqueue.hello(?, array[?], '{\"client\": \"java\"}')", name, queue).get(0)[0];
+        String hello = "pgqueue.hello(?, array[?], '{\"client\": \"java\"}')";
+        Object channel = ask(db, "select " + hello, name, queue).get(0)[0];
         db.createStatement().execute("listen \"" + channel + "\"");
-        List<End> ended = new ArrayList<>();
-        int polls = 0;
-        while (!stopping) {
-            List<Job> answer = exchange(1, ended);
-            // Another session has the row of a locked one: nothing was changed, report it again.
-            ended.removeIf(end -> answer.stream().noneMatch(row -> row.outcome.equals("locked") && row.id == end.job.id));
-            Optional<Job> job = answer.stream().filter(row -> row.outcome.equals("reserved")).findFirst();
-            if (job.isPresent()) {
-                attempt(job.get()).ifPresent(ended::add);
+        List<End> ended = List.of();
+        for (int polls = 0; !stopping;) {
+            List<Job> job = exchange(1, ended);
+            ended = job.isEmpty() ? List.of() : attempt(job.get(0));
+            if (!job.isEmpty()) {
                 polls = 0;
                 continue;
             }
             // Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
             double seconds = (Double) ask(db, "select least(extract(epoch from call_again_in),"
-                + " extract(epoch from next_due - now()))::float8 from pgqueue.idle(?, array[?])", name, queue).get(0)[0];
+                + " extract(epoch from next_due - now()))::float8, case when not registered then " + hello + " end"
+                + " from pgqueue.idle(?, array[?])", name, queue, name, queue).get(0)[0];
             long until = System.nanoTime() + (long) ((++polls <= 4 ? 0.25 : Math.max(seconds, 0.01)) * 1e9);
             PGConnection ear = db.unwrap(PGConnection.class);
             while (!stopping && System.nanoTime() < until && ear.getNotifications(100).length == 0);
@@ -94,19 +92,31 @@ public class Client {
         ask(db, "select pgqueue.bye(?)", name);
     }
 
-    /** Reports how jobs ended, and claims up to `max`. */
-    List<Job> exchange(int max, List<End> ended) throws SQLException {
+    /** Reports how the last job ended, until that is stored, and claims `max`: one or none. Returns the job. */
+    List<Job> exchange(int max, List<End> ended) throws Exception {
         List<End> good = ended.stream().filter(end -> end.error == null).toList();
         List<End> bad = ended.stream().filter(end -> end.error != null).toList();
-        List<Job> jobs = new ArrayList<>();
-        for (Object[] row : ask(db, "select outcome, id, task, args::text, reservation from pgqueue.exchange("
-            + "?, ?, array[?], lease => make_interval(secs => ?), completed => ?, completed_reservations => ?, failed => ?,"
-            + " failed_reservations => ?, errors => array(select jsonb_build_object('message', e) from unnest(?) e))",
-            name, max, queue, LEASE, array(good, Job::id), array(good, Job::reservation), array(bad, Job::id),
-            array(bad, Job::reservation), db.createArrayOf("text", bad.stream().map(End::error).toArray()))) {
-            jobs.add(new Job((String) row[0], (Long) row[1], (String) row[2], (String) row[3], row[4] == null ? 0 : (Long) row[4]));
+        while (true) {
+            List<Job> rows = new ArrayList<>();
+            for (Object[] row : ask(db, "select outcome, id, task, args::text, reservation from pgqueue.exchange("
+                + "?, ?, array[?], lease => make_interval(secs => ?), completed => ?, completed_reservations => ?, failed => ?,"
+                + " failed_reservations => ?, errors => array(select jsonb_build_object('message', e) from unnest(?) e))",
+                name, max, queue, LEASE, array(good, Job::id), array(good, Job::reservation), array(bad, Job::id),
+                array(bad, Job::reservation), db.createArrayOf("text", bad.stream().map(End::error).toArray()))) {
+                rows.add(new Job((String) row[0], row[1] == null ? 0 : (Long) row[1], (String) row[2], (String) row[3],
+                    row[4] == null ? 0 : (Long) row[4]));
+            }
+            List<Job> reserved = rows.stream().filter(row -> row.outcome.equals("reserved")).toList();
+            if (rows.stream().noneMatch(row -> row.outcome.equals("locked"))) return reserved;
+            // Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+            release(reserved.stream().map(job -> new End(job, null)).toList());
+            max = 0;
+            Thread.sleep(100);
         }
-        return jobs;
+    }
+
+    void release(List<End> jobs) throws SQLException {
+        ask(db, "select pgqueue.release(?, ?)", array(jobs, Job::id), array(jobs, Job::reservation));
     }
 
     Array array(List<End> ends, Function<Job, Long> of) throws SQLException {
@@ -114,35 +124,42 @@ public class Client {
     }
 
     /** Runs one job to its end in a thread, and extends its lease meanwhile, every third of it. */
-    Optional<End> attempt(Job job) throws Exception {
+    List<End> attempt(Job job) throws Exception {
+        CountDownLatch over = new CountDownLatch(1);
         Future<?> handler = threads.submit(() -> {
             try (Connection own = connect()) {
                 if (!HANDLERS.containsKey(job.task)) throw new IllegalStateException("there is no task " + job.task);
                 HANDLERS.get(job.task).run(own, job);
-            }
+            } finally { over.countDown(); }
             return null;
         });
         List<End> me = List.of(new End(job, null));
         while (true) {
             try {
                 handler.get((long) (LEASE * 1000 / 3), TimeUnit.MILLISECONDS);
-                return Optional.of(me.get(0));
+                return me;
             } catch (ExecutionException failed) {
-                return Optional.of(new End(job, String.valueOf(failed.getCause().getMessage())));
+                return List.of(new End(job, failed.getCause().toString().replace("\0", ""))); // a text takes no zero
             } catch (TimeoutException running) {
-                List<Object[]> rows = ask(db, "select cancel_requested from pgqueue.extend(?, ?, make_interval(secs => ?))",
-                    array(me, Job::id), array(me, Job::reservation), LEASE);
+                List<Object[]> rows = ask(db, "select cancel_requested from pgqueue.extend(?, ?, make_interval(secs => ?)),"
+                    + " pgqueue.beat(?)", array(me, Job::id), array(me, Job::reservation), LEASE, name);
                 if (!rows.isEmpty() && !(Boolean) rows.get(0)[0]) continue;
                 // No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
                 handler.cancel(true);
-                ask(db, "select pgqueue.release(?, ?)", array(me, Job::id), array(me, Job::reservation));
-                return Optional.empty();
+                over.await();
+                release(me);
+                return List.of();
             }
         }
     }
 
     public static void main(String[] given) throws Exception {
-        if (!given[0].equals("enqueue")) new Client(given[1]).work();
-        else System.out.println(enqueue(given[1], given[2], given[3], given.length > 4 ? given[4] : null));
+        try {
+            if (!given[0].equals("enqueue")) new Client(given[1]).work();
+            else System.out.println(enqueue(given[1], given[2], given[3], given.length > 4 ? given[4] : null));
+        } catch (Throwable failed) {
+            failed.printStackTrace();
+            Runtime.getRuntime().halt(1); // at once: the hook would exit with 0, and another worker will run its job
+        }
     }
 }

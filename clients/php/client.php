@@ -59,65 +59,76 @@ final class Worker
     public function run(): void
     {
         $this->db = connect();
-        $hello = "select pgqueue.hello(?, array[?], '{\"client\": \"php\"}') as channel";
-        $channel = ask($this->db, $hello, $this->name, $this->queue)[0]['channel'];
+        $hello = "pgqueue.hello(?, array[?], '{\"client\": \"php\"}') ";
+        $me = [$this->name, $this->queue];
+        $channel = ask($this->db, "select $hello as channel", ...$me)[0]['channel'];
         $this->db->exec("listen \"$channel\"");
-        $ended = [];
+        $end = null;
         $polls = 0;
         while (!$this->stopping) {
-            $answer = $this->exchange(1, $ended);
-            // Another session has the row of a locked one: nothing was changed, report it again.
-            $locked = array_column(array_filter($answer, fn($row) => $row['outcome'] === 'locked'), 'id');
-            $ended = array_filter($ended, fn($end) => in_array($end['id'], $locked));
-            $jobs = array_filter($answer, fn($row) => $row['outcome'] === 'reserved');
-            if ($job = reset($jobs)) {
-                array_push($ended, ...$this->attempt($job));
+            $job = $this->exchange(1, $end);
+            $end = $job ? $this->attempt($job) : null;
+            if ($job) {
                 $polls = 0;
                 continue;
             }
             // Registered as idle, it polls four times in a second, then blocks until it is notified or a job is due.
-            $seconds = (float) ask($this->db, 'select least(extract(epoch from call_again_in),
-                extract(epoch from next_due - now())) as s from pgqueue.idle(?, array[?])', $this->name, $this->queue)[0]['s'];
+            $seconds = (float) ask($this->db, "select least(extract(epoch from call_again_in),
+                extract(epoch from next_due - now())) as s, case when not registered then $hello end
+                from pgqueue.idle(?, array[?])", ...$me, ...$me)[0]['s'];
             $until = microtime(true) + (++$polls <= 4 ? 0.25 : max($seconds, 0.01));
             while (!$this->stopping && microtime(true) < $until && !$this->db->pgsqlGetNotify(PDO::FETCH_ASSOC, 250));
         }
-        $this->exchange(0, $ended);
+        $this->exchange(0, $end);
         ask($this->db, 'select pgqueue.bye(?)', $this->name);
     }
 
-    /** Reports how jobs ended, and claims up to $max. */
-    private function exchange(int $max, array $ended): array
+    /** Reports how the last job ended, until that is stored, and claims $max: one or none. Returns the job. */
+    private function exchange(int $max, ?array $end): ?array
     {
-        $good = array_filter($ended, fn($end) => $end['error'] === null);
-        $bad = array_filter($ended, fn($end) => $end['error'] !== null);
-        $list = fn(array $ends, string $name) => '{' . implode(',', array_column($ends, $name)) . '}';
-        $error = $bad ? json_encode(['message' => reset($bad)['error']]) : null; // one job at a time: one error at most
-        return ask($this->db, 'select outcome, id, task, args, reservation from pgqueue.exchange(
-            ?, ?::int, array[?], lease => make_interval(secs => ?), completed => ?, completed_reservations => ?,
-            failed => ?, failed_reservations => ?, errors => case when ?::text is not null then array[?::jsonb] end)',
-            $this->name, $max, $this->queue, $this->lease, $list($good, 'id'), $list($good, 'reservation'),
-            $list($bad, 'id'), $list($bad, 'reservation'), $error, $error);
+        [$good, $bad] = isset($end['error']) ? [null, $end] : [$end, null];
+        // Jsonb takes no zero bytes, and UTF-8 alone.
+        $message = json_encode(['message' => str_replace("\0", '', $bad['error'] ?? '')], JSON_INVALID_UTF8_SUBSTITUTE);
+        $errors = $bad ? '{"' . addcslashes($message, '"\\') . '"}' : '{}';
+        for (;; $max = 0, usleep(100_000)) {
+            $rows = array_column(ask($this->db, 'select outcome, id, task, args, reservation from pgqueue.exchange(
+                ?, ?::int, array[?], lease => make_interval(secs => ?), completed => ?, completed_reservations => ?,
+                failed => ?, failed_reservations => ?, errors => ?::jsonb[])', ...[$this->name, $max, $this->queue,
+                $this->lease, ...$this->pair($good), ...$this->pair($bad), $errors]), null, 'outcome');
+            if (!isset($rows['locked'])) {
+                return $rows['reserved'] ?? null;
+            }
+            // Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+            ask($this->db, 'select pgqueue.release(?, ?)', ...$this->pair($rows['reserved'] ?? null));
+        }
+    }
+
+    private function pair(?array $job): array
+    {
+        return $job ? ["{{$job['id']}}", "{{$job['reservation']}}"] : ['{}', '{}'];
     }
 
     /** Runs one job to its end, and extends its lease meanwhile, every third of it. */
-    private function attempt(array $job): array
+    private function attempt(array $job): ?array
     {
         [$mine, $its] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
         if (($handler = pcntl_fork()) === 0) {
             foreach ([SIGTERM, SIGINT] as $signal) {
                 pcntl_signal($signal, SIG_IGN); // the worker decides when its handler ends
             }
+            // However it ends, by exit() or a fatal error too: without a word to the connection that it shares.
+            register_shutdown_function(fn() => posix_kill(getmypid(), SIGKILL));
             try {
                 $known = $this->handlers[$job['task']] ?? throw new RuntimeException("there is no task {$job['task']}");
                 $known(connect(), $job);
+                fwrite($its, 'done');
             } catch (Throwable $error) {
-                fwrite($its, $error->getMessage());
+                fwrite($its, $error::class . ': ' . substr($error->getMessage(), 0, 10000)); // what the pipe can hold
             }
-            fclose($its);
-            posix_kill(getmypid(), SIGKILL); // without a word to the connection that it shares with the worker
+            exit;
         }
         fclose($its);
-        $pair = ["{{$job['id']}}", "{{$job['reservation']}}"];
+        $pair = $this->pair($job);
         $extended = microtime(true);
         while (pcntl_waitpid($handler, $status, WNOHANG) === 0) {
             usleep(10_000);
@@ -125,8 +136,13 @@ final class Worker
                 continue;
             }
             $extended = microtime(true);
-            $rows = ask($this->db, 'select cancel_requested as c from pgqueue.extend(?, ?, make_interval(secs => ?))',
-                ...[...$pair, $this->lease]);
+            try {
+                $rows = ask($this->db, 'select cancel_requested as c
+                    from pgqueue.extend(?, ?, make_interval(secs => ?)), pgqueue.beat(?)', ...[...$pair, $this->lease, $this->name]);
+            } catch (PDOException $error) {
+                posix_kill($handler, SIGKILL); // another worker will run the job
+                throw $error;
+            }
             if ($rows && !$rows[0]['c']) {
                 continue;
             }
@@ -134,10 +150,10 @@ final class Worker
             posix_kill($handler, SIGKILL);
             pcntl_waitpid($handler, $status);
             ask($this->db, 'select pgqueue.release(?, ?)', ...$pair);
-            return [];
+            return null;
         }
-        $error = stream_get_contents($mine);
-        return [['id' => $job['id'], 'reservation' => $job['reservation'], 'error' => $error === '' ? null : $error]];
+        $said = stream_get_contents($mine) ?: 'the process of the handler has ended early';
+        return ['id' => $job['id'], 'reservation' => $job['reservation'], 'error' => $said === 'done' ? null : $said];
     }
 }
 

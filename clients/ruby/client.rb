@@ -40,6 +40,7 @@ end
 
 class Worker
   End = Struct.new(:id, :reservation, :error)
+  HELLO = "pgqueue.hello($1, array[$2], '{\"client\": \"ruby\"}')"
 
   def initialize(queue)
     @queue = queue
@@ -50,22 +51,15 @@ class Worker
 
   def run
     @db = connect
-    channel = ask("select pgqueue.hello($1, array[$2], '{\"client\": \"ruby\"}')", @name, @queue).getvalue(0, 0)
+    channel = ask("select #{HELLO}", @name, @queue).getvalue(0, 0)
     @db.exec("listen #{@db.quote_ident(channel)}")
-    ended = []
+    ended = nil
     polls = 0
     until @stopping
-      answer = exchange(1, ended)
-      # Another session has the row of a locked one: nothing was changed, report it again.
-      locked = answer.select { |row| row["outcome"] == "locked" }.map { |row| row["id"] }
-      ended = ended.select { |each| locked.include?(each.id) }
-      if (job = answer.find { |row| row["outcome"] == "reserved" })
-        ended.concat(attempt(job))
-        polls = 0
-      else
-        polls += 1
-        wait(polls)
-      end
+      job = exchange(1, ended)
+      ended = job && attempt(job)
+      polls = job ? 0 : polls + 1
+      wait(polls) unless job
     end
     exchange(0, ended)
     ask("select pgqueue.bye($1)", @name)
@@ -79,51 +73,65 @@ class Worker
   # Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
   def wait(polls)
     seconds = ask(<<~SQL, @name, @queue).getvalue(0, 0).to_f
-      select least(extract(epoch from call_again_in), extract(epoch from next_due - now())) from pgqueue.idle($1, array[$2])
+      select least(extract(epoch from call_again_in), extract(epoch from next_due - now())),
+        case when not registered then #{HELLO} end from pgqueue.idle($1, array[$2])
     SQL
     left = polls <= 4 ? 0.25 : [seconds, 0.01].max
     # In slices: a signal does not end the wait.
     left -= 0.25 until @stopping || left <= 0 || @db.wait_for_notify([left, 0.25].min)
   end
 
-  # Reports how jobs ended, and claims up to max.
+  # Reports how the last job ended, until that is stored, and claims max: one or none. Returns the job.
   def exchange(max, ended)
-    bad, good = ended.partition(&:error)
+    bad, good = [ended].compact.partition(&:error)
     array = PG::TextEncoder::Array.new
     pairs = [good, bad].flat_map { |ends| [array.encode(ends.map(&:id)), array.encode(ends.map(&:reservation))] }
     errors = array.encode(bad.map { |each| JSON.generate(message: each.error) })
-    ask(<<~SQL, @name, max, @queue, LEASE, *pairs, errors).to_a
-      select outcome, id, task, args, reservation from pgqueue.exchange(
-        $1, $2, array[$3], lease => make_interval(secs => $4),
-        completed => $5, completed_reservations => $6, failed => $7, failed_reservations => $8, errors => $9::jsonb[])
-    SQL
+    loop do
+      rows = ask(<<~SQL, @name, max, @queue, LEASE, *pairs, errors).to_h { |row| [row["outcome"], row] }
+        select outcome, id, task, args, reservation from pgqueue.exchange(
+          $1, $2, array[$3], lease => make_interval(secs => $4),
+          completed => $5, completed_reservations => $6, failed => $7, failed_reservations => $8, errors => $9::jsonb[])
+      SQL
+      return rows["reserved"] unless rows["locked"]
+
+      # Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+      release(rows["reserved"]) if rows["reserved"]
+      max = 0
+      sleep 0.1
+    end
   end
+
+  def release(job) = ask("select pgqueue.release($1, $2)", "{#{job["id"]}}", "{#{job["reservation"]}}")
 
   # Runs one job to its end in a thread, and extends its lease meanwhile, every third of it.
   def attempt(job)
     handler = Thread.new do
       Thread.current.report_on_exception = false
       own = connect
-      raise "there is no task #{job["task"]}" unless Handlers.respond_to?(job["task"])
+      raise "there is no task #{job["task"]}" unless Handlers.singleton_methods.include?(job["task"].to_sym)
 
       Handlers.public_send(job["task"], own, job)
+      nil
+    rescue Exception => error # also one that is no StandardError, such as NotImplementedError
+      String.new(error.message, encoding: "UTF-8").scrub.delete("\0") # what jsonb can hold
     ensure
       own&.close
     end
     pair = ["{#{job["id"]}}", "{#{job["reservation"]}}"]
     until handler.join(LEASE / 3)
-      rows = ask("select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))", *pair, LEASE).values
+      rows = ask(<<~SQL, *pair, LEASE, @name).values
+        select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)
+      SQL
       next if rows == [["f"]]
 
       # No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
       handler.raise(Interrupted)
       handler.join rescue nil
-      ask("select pgqueue.release($1, $2)", *pair)
-      return []
+      release(job)
+      return
     end
-    [End.new(job["id"], job["reservation"], nil)]
-  rescue StandardError => error
-    [End.new(job["id"], job["reservation"], error.message)]
+    End.new(job["id"], job["reservation"], handler.value)
   end
 end
 

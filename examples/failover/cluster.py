@@ -276,6 +276,9 @@ def main() -> int:
     if why := missing():
         sys.stderr.write(f"{why}\n")
         return 2
+    # The servers have sessions of their own, and would outlive this process.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     directory = Path(tempfile.mkdtemp(prefix="pgqueue-cluster-"))
     cluster = Cluster(directory, synchronous="--async" not in sys.argv)
     try:
@@ -285,7 +288,10 @@ def main() -> int:
             sys.stdout.write(f"# {node.name}: {node.role()}, Patroni {node.process.pid if node.process else ''},")
             sys.stdout.write(f" server {node.postmaster()}, patronictl -c {node.config} list\n")
         sys.stdout.flush()
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        pass
     finally:
         cluster.stop()
         shutil.rmtree(directory, ignore_errors=True)

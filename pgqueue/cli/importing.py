@@ -13,8 +13,9 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.options import Dsn, commands
 from pgqueue.db import produce
 from pgqueue.db.call import perform
+from pgqueue.db.results import BatchResult
 from pgqueue.db.sources import GRAPHILE_WORKER, PGMQ, PGQUEUER, PROCRASTINATE, Reader, Source
-from pgqueue.errors import ConfigError
+from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.logs import how_many
 
 app = commands("Move the waiting jobs of another queue here.")
@@ -146,7 +147,7 @@ def _move_part(
         for _, job in rows:
             job["task"] = names.get(job["task"], job["task"])
             jobs.append(job if queue is None else {**job, "queue": queue})
-        results = perform(connection, produce.enqueue_batch(jobs))
+        results = _enqueued(connection, jobs)
         gone = []
         for (old, job), result in zip(rows, results, strict=True):
             if result.error is not None:
@@ -156,6 +157,18 @@ def _move_part(
             moved[job["task"], result.outcome] += 1
         reader.delete(gone)
     return refused
+
+
+def _enqueued(connection: psycopg.Connection[object], jobs: list[dict[str, object]]) -> list[BatchResult]:
+    """Enqueue jobs; one whose arguments PostgreSQL cannot read, such as a text with \\u0000, is refused alone."""
+    try:
+        with connection.transaction():
+            return perform(connection, produce.enqueue_batch(jobs))
+    except InvalidArgument as error:
+        if len(jobs) == 1:
+            return [BatchResult(None, "error", {"message": error.message})]
+        half = len(jobs) // 2
+        return _enqueued(connection, jobs[:half]) + _enqueued(connection, jobs[half:])
 
 
 def _names(renamed: list[str]) -> dict[str, str]:

@@ -172,13 +172,16 @@ def _args(payload: str | bytes | None) -> object:
     JSON stays the text that it is: Python would round numbers of more than 17 digits.
     """
     if isinstance(payload, bytes):
+        # JSON has no zero byte, and PostgreSQL's texts neither.
+        if b"\0" in payload:
+            return {"payload_base64": base64.b64encode(payload).decode()}
         try:
             payload = payload.decode()
             # A payload that PostgreSQL does not accept as JSON is a text.
             json.loads(payload, parse_constant=_refuse)
         except UnicodeDecodeError:
             return {"payload_base64": base64.b64encode(cast(bytes, payload)).decode()}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"payload": payload}
     if payload is None or payload.strip() == "null":
         return {}

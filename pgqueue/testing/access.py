@@ -62,7 +62,8 @@ class _SQLAlchemyAccess(Access):
             cursor.execute(text)
 
     def block(self) -> AbstractContextManager[Any]:
-        return cast(AbstractContextManager[Any], self.connection.begin_nested())
+        begin = _begins(self.connection)
+        return cast(AbstractContextManager[Any], begin or self.connection.begin_nested())
 
 
 class _DjangoAccess(Access):
@@ -86,7 +87,7 @@ class _Psycopg2Access(Access):
             cursor.execute(text)
 
     def block(self) -> AbstractContextManager[Any]:
-        return _savepoint(self.connection)
+        return cast(AbstractContextManager[Any], _begins(self.connection) or _savepoint(self.connection))
 
 
 class _AwaitedAccess(Access):
@@ -116,7 +117,7 @@ class _AwaitedSQLAlchemyAccess(_AwaitedAccess):
         await raw.driver_connection.execute(text)
 
     def block(self) -> Any:
-        return self.connection.begin_nested()
+        return _begins(self.connection) or self.connection.begin_nested()
 
 
 _KINDS: dict[tuple[str, str], Callable[[Any], Access]] = {
@@ -160,6 +161,12 @@ def stepped(steps: Coroutine[Any, Any, T]) -> T:
         return cast(T, end.value)
     steps.close()
     raise RuntimeError("this cannot be awaited without an event loop")
+
+
+def _begins(connection: Any) -> Any:
+    """Return what begins a transaction on a connection that commits by itself, where a savepoint cannot be; or None."""
+    commits = not drivers.is_session(connection) and drivers.commits_by_itself(connection)
+    return drivers.transaction_on(connection) if commits else None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pgqueue.tasks import Task
 from pgqueue.testing.access import Access, access_to, stepped
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.drain import Savepoints
+from pgqueue.testing.enqueued import interval
 from pgqueue.worker.hold.held import End, Held
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -217,5 +218,8 @@ def _row(task: Task[Any, Any], written: str, given: Given) -> JobRow:
 
 
 def _timeout(task: Task[Any, Any]) -> timedelta | None:
-    # PostgreSQL reads a text.
-    return task.options.timeout if isinstance(task.options.timeout, timedelta) else None
+    try:
+        return None if task.options.timeout is None else interval(task.options.timeout)
+    except ValueError:
+        # A text that PostgreSQL alone reads.
+        return None

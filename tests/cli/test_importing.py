@@ -142,6 +142,36 @@ def test_one_that_is_refused_undoes_everything_or_is_left(
     assert value(procrastinate, "select array_agg(id) from procrastinate_jobs") == [2]
 
 
+def test_arguments_that_cannot_be_read_here_are_refused_alone(database: Database, conn: psycopg.Connection) -> None:
+    # Graphile-worker stores json, which takes what jsonb does not.
+    conn.execute(
+        """
+        create schema graphile_worker;
+        create table graphile_worker._private_tasks (id integer, identifier text);
+        create table graphile_worker._private_job_queues (id integer, queue_name text);
+        create table graphile_worker._private_jobs (
+            id bigserial, task_id integer, payload json, priority integer default 0, run_at timestamptz default now(),
+            attempts integer default 0, max_attempts integer default 25, key text, locked_at timestamptz,
+            job_queue_id integer
+        );
+        insert into graphile_worker._private_tasks values (1, 'send');
+        insert into graphile_worker._private_jobs (task_id, payload)
+        select 1, json_build_object('n', n) from generate_series(1, 20) n;
+        """
+    )
+    conn.execute(r"""update graphile_worker._private_jobs set payload = '{"to": "a\u0000b"}' where id = 7""")
+    conn.execute(r"""update graphile_worker._private_jobs set payload = '{"to": "\ud800"}' where id = 20""")
+    with pytest.raises(
+        ConfigError, match=r"2 jobs would be refused here: job 7 \(send\): .*u0000.*; job 20 \(send\): "
+    ):
+        run(database, "graphile-worker")
+    assert jobs(conn) == []
+    assert "18 jobs moved; 2 refused and left" in run(database, "graphile-worker", "--leave-refused")
+    assert value(conn, "select array_agg(id order by id) from graphile_worker._private_jobs") == [7, 20]
+    numbers = "select array_agg((args ->> 'n')::int order by id) from pgqueue.jobs"
+    assert value(conn, numbers) == [*range(1, 7), *range(8, 20)]
+
+
 @needs("pgqueuer")
 def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Connection) -> None:
     subprocess.run(
@@ -154,14 +184,17 @@ def test_pgqueuers_queued_jobs_are_moved(database: Database, conn: psycopg.Conne
         "insert into pgqueuer (priority, execute_after, status, entrypoint, payload, dedupe_key, headers) values"
         """ (7, now(), 'queued', 'fetch', '{"url": "x"}', null, '{"trace": "t"}'),"""
         " (0, now() + interval '1 h', 'queued', 'fetch', 'plain text', 'd', null),"
-        r" (0, now(), 'queued', 'fetch', '\xff00', null, null),"
+        r" (0, now(), 'queued', 'fetch', '\xff00', null, null), (0, now(), 'queued', 'fetch', '\x0801', null, null),"
+        r" (0, now(), 'queued', 'fetch', '\x0800', null, null),"
         " (0, now(), 'picked', 'fetch', null, null, null), (0, now(), 'queued', 'tick', null, null, null)"
     )
-    assert "4 jobs moved; 0 refused and left; 1 running or locked there, and left" in run(database, "pgqueuer")
+    assert "6 jobs moved; 0 refused and left; 1 running or locked there, and left" in run(database, "pgqueuer")
     assert [row[:2] for row in jobs(conn)] == [
         ("fetch", {"url": "x"}),
         ("fetch", {"payload": "plain text"}),
         ("fetch", {"payload_base64": "/wA="}),
+        ("fetch", {"payload": "\x08\x01"}),
+        ("fetch", {"payload_base64": "CAA="}),
         ("tick", {}),
     ]
     assert [(row[3], row[5], row[7]) for row in jobs(conn)[:2]] == [(7, None, False), (0, "d", True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,29 @@ def test_each_worker_is_scaled_by_a_query_that_runs(conn: psycopg.Connection) ->
         is_worker = deployment["metadata"]["name"].startswith("shop-worker")
         # A number of replicas would undo what the scaler set, at each upgrade.
         assert ("replicas" in deployment["spec"]) is not is_worker
+
+
+def test_a_worker_has_the_replicas_that_are_asked_for() -> None:
+    workers = [{"name": f"n{number}", "require": "shop.tasks", "replicas": number} for number in (0, 3)]
+    workers.append({"name": "default", "require": "shop.tasks"})
+    found = of_kind(rendered({"workers": workers}), "Deployment")
+    assert [each["spec"]["replicas"] for each in found] == [0, 3, 1]
+
+
+def test_prometheus_is_let_in_to_the_pages_by_address_and_with_their_password() -> None:
+    values = {**EVERYTHING, "web": {"enabled": True, "authSecret": "login", "allowedHosts": ["jobs.example.com"]}}
+    [monitor] = of_kind(rendered(values), "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"][1]["basicAuth"] == {
+        "username": {"name": "login", "key": "user"},
+        "password": {"name": "login", "key": "password"},
+    }
+    [web] = [each for each in of_kind(rendered(values), "Deployment") if each["metadata"]["name"] == "shop-web"]
+    [container] = web["spec"]["template"]["spec"]["containers"]
+    args = container["args"]
+    hosts = [value for option, value in pairwise(args) if option == "--allowed-host"]
+    assert hosts == ["jobs.example.com", "$(POD_IP)"]
+    environment = {each["name"]: each["valueFrom"] for each in container["env"]}
+    assert environment["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
 def test_the_migration_runs_before_the_workers_as_another_role() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -430,6 +431,34 @@ def test_drain_joins_a_transaction_of_sqlalchemy(database: Database, driver: str
         conn.rollback()
         assert conn.scalar(sqlalchemy.text("select count(*) from pgqueue.all_jobs")) == 0
     engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_drain_commits_each_step_on_a_connection_that_is_in_no_transaction(database: Database, driver: str) -> None:
+    plain: Any = database.connect() if driver == "psycopg" else psycopg2.connect(database.dsn)
+    plain.autocommit = True
+    url = database.dsn.replace("postgresql:", f"postgresql+{driver}:")
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as of_sqlalchemy:
+        for conn in (plain, of_sqlalchemy):
+            succeeded, failed = add.enqueue(conn, 1, 2), fails.enqueue(conn, "x")
+            assert drain(conn, app, raise_errors=False).ids == [succeeded, failed]
+            with database.connect() as other:
+                assert job(other, succeeded).state == "succeeded"
+                assert job(other, failed).state == "failed"
+    engine.dispose()
+    plain.close()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_drain_commits_each_step_on_an_async_connection_too(database: Database, driver: str) -> None:
+    url = database.dsn.replace("postgresql:", f"postgresql+{driver}:")
+    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as conn:
+        job_id = await add.enqueue(conn, 1, 2)
+        assert (await drain_async(conn, app)).succeeded == 1
+    assert job(database.connect(), job_id).state == "succeeded"
+    await engine.dispose()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

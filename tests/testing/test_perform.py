@@ -51,6 +51,18 @@ def test_arguments_go_through_json() -> None:
         perform(doubled, object())
 
 
+@pytest.mark.parametrize("timeout", [timedelta(milliseconds=50), 0.05, "50 ms"], ids=str)
+def test_a_handler_that_runs_past_its_timeout_fails(timeout: timedelta | float | str) -> None:
+    slow = App()
+
+    @slow.task(timeout=timeout)
+    async def waits() -> None:
+        await asyncio.sleep(10)
+
+    performed = perform(waits, raise_errors=False)
+    assert (performed.state, performed.reason) == ("failed", "it ran longer than its timeout of 0.05 s")
+
+
 def test_arguments_go_through_validation_both_ways() -> None:
     assert perform(typed, 1, since=timedelta(hours=1)).result == (1, timedelta(hours=1))
     with pytest.raises(InvalidArgument):

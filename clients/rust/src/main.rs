@@ -57,8 +57,8 @@ async fn handle(job: Job) -> Result<()> {
 struct Worker { db: Client, name: String, queue: String, lease: f64 }
 
 impl Worker {
-    /// Reports how jobs ended, and claims up to `max`. Returns the ends that must be reported again, and a job.
-    async fn exchange(&self, max: i32, ended: Vec<End>) -> Result<(Vec<End>, Option<Job>)> {
+    /// Reports how the last job ended, until that is stored, and claims `max`: one or none. Returns the job.
+    async fn exchange(&self, mut max: i32, ended: &Option<End>) -> Result<Option<Job>> {
         let (bad, good): (Vec<_>, Vec<_>) = ended.iter().partition(|end| end.error.is_some());
         let ids = |ends: &[&End]| ends.iter().map(|end| end.job.id).collect::<Vec<i64>>();
         let reservations = |ends: &[&End]| ends.iter().map(|end| end.job.reservation).collect::<Vec<i64>>();
@@ -67,15 +67,26 @@ impl Worker {
             $1, $2, array[$3], lease => make_interval(secs => $4), completed => $5, completed_reservations => $6,
             failed => $7, failed_reservations => $8,
             errors => array(select jsonb_build_object('message', e) from unnest($9::text[]) e))";
-        let rows = self.db.query(statement, &[&self.name, &max, &self.queue, &self.lease, &ids(&good),
-            &reservations(&good), &ids(&bad), &reservations(&bad), &errors]).await?;
-        let is = |outcome: &str, id: i64| rows.iter().any(|row| row.get::<_, &str>(0) == outcome && row.get::<_, i64>(1) == id);
-        let job = rows.iter().find(|row| row.get::<_, &str>(0) == "reserved").map(|row| Job {
-            id: row.get(1), task: row.get(2), args: row.get(3), reservation: row.get(4),
-        });
-        // Another session has the row of a locked one: nothing was changed, report it again.
-        let again = ended.into_iter().filter(|end| is("locked", end.job.id)).collect();
-        Ok((again, job))
+        loop {
+            let rows = self.db.query(statement, &[&self.name, &max, &self.queue, &self.lease, &ids(&good),
+                &reservations(&good), &ids(&bad), &reservations(&bad), &errors]).await?;
+            let find = |outcome: &str| rows.iter().find(|row| row.get::<_, &str>(0) == outcome);
+            let job = find("reserved").map(|row| Job { id: row.get(1), task: row.get(2), args: row.get(3), reservation: row.get(4) });
+            if find("locked").is_none() {
+                return Ok(job);
+            }
+            // Another session has its row: nothing was changed. A job that waited for it would lose its lease.
+            if let Some(job) = job {
+                self.release(&job).await?;
+            }
+            max = 0;
+            time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn release(&self, job: &Job) -> Result<()> {
+        self.db.query("select pgqueue.release($1, $2)", &[&vec![job.id], &vec![job.reservation]]).await?;
+        Ok(())
     }
 
     /// Runs one job to its end, and extends its lease meanwhile, every third of it.
@@ -86,15 +97,18 @@ impl Worker {
             tokio::select! {
                 ended = &mut handler => {
                     let error = match ended { Ok(Ok(())) => None, Ok(Err(e)) => Some(e.to_string()), Err(e) => Some(e.to_string()) };
+                    let error = error.map(|text| text.replace('\0', "")); // a text takes no zero bytes
                     return Ok(Some(End { job, error }));
                 }
                 _ = time::sleep(Duration::from_secs_f64(self.lease / 3.0)) => {
-                    let extend = "select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))";
-                    let held = self.db.query_opt(extend, &[&pair.0, &pair.1, &self.lease]).await?;
+                    let extend = "select cancel_requested
+                        from pgqueue.extend($1, $2, make_interval(secs => $3)), pgqueue.beat($4)";
+                    let held = self.db.query_opt(extend, &[&pair.0, &pair.1, &self.lease, &self.name]).await?;
                     if matches!(&held, Some(row) if !row.get::<_, bool>(0)) { continue; }
                     // No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
                     handler.abort();
-                    self.db.query("select pgqueue.release($1, $2)", &[&pair.0, &pair.1]).await?;
+                    let _ = (&mut handler).await; // it ends at its next await
+                    self.release(&job).await?;
                     return Ok(None);
                 }
             }
@@ -108,27 +122,27 @@ impl Worker {
             tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
             stop.send(true)
         });
-        let hello = "select pgqueue.hello($1, array[$2], '{\"client\": \"rust\"}')";
-        let channel: String = self.db.query_one(hello, &[&self.name, &self.queue]).await?.get(0);
+        let hello = "pgqueue.hello($1, array[$2], '{\"client\": \"rust\"}')";
+        let channel: String = self.db.query_one(&format!("select {hello}"), &[&self.name, &self.queue]).await?.get(0);
         self.db.batch_execute(&format!("listen \"{channel}\"")).await?;
-        let (mut ended, mut polls) = (Vec::new(), 0);
+        let (mut ended, mut polls) = (None, 0);
         while !*stopping.borrow_and_update() {
-            let (again, job) = self.exchange(1, ended).await?;
-            ended = again;
+            let job = self.exchange(1, &ended).await?;
+            ended = None;
             if let Some(job) = job {
-                ended.extend(self.attempt(job).await?);
+                ended = self.attempt(job).await?;
                 polls = 0;
                 continue;
             }
-            let idle = "select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8
-                from pgqueue.idle($1, array[$2])";
-            let seconds: f64 = self.db.query_one(idle, &[&self.name, &self.queue]).await?.get(0);
+            let idle = format!("select least(extract(epoch from call_again_in), extract(epoch from next_due - now()))::float8,
+                case when not registered then {hello} end from pgqueue.idle($1, array[$2])");
+            let seconds: f64 = self.db.query_one(&idle, &[&self.name, &self.queue]).await?.get(0);
             // Registered as idle, it polls four times in a second, then blocks until it is notified or a job is due.
             polls += 1;
             let pause = Duration::from_secs_f64(if polls <= 4 { 0.25 } else { seconds.max(0.01) });
             tokio::select! { _ = stopping.changed() => {}, _ = wake.notified() => {}, _ = time::sleep(pause) => {} }
         }
-        self.exchange(0, ended).await?;
+        self.exchange(0, &ended).await?;
         self.db.query("select pgqueue.bye($1)", &[&self.name]).await?;
         Ok(())
     }

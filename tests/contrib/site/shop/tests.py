@@ -25,6 +25,7 @@ from django.core.management.base import SystemCheckError
 from django.db import connection, connections, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.test import TestCase, TransactionTestCase, override_settings
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import pgqueue
@@ -378,6 +379,13 @@ class EnqueueTest(TestCase):
         for unknown in ("0", "123456", "x", "", "9" * 40, str(job_id)):
             with self.subTest(unknown), self.assertRaises(TaskResultDoesNotExist):
                 default_task_backend.get_result(unknown)
+
+    def test_a_test_counts_the_queries_around_a_drain_and_of_its_handlers(self):
+        tasks.count_orders.enqueue()
+        with CaptureQueriesContext(connection) as captured:
+            Order.objects.count()
+            self.assertEqual(drain().succeeded, 1)
+        self.assertEqual(sum("shop_order" in each["sql"] for each in captured), 2)
 
     def test_connections_of_a_test_survive_the_cleaning(self):
         before = connection.connection
