@@ -304,8 +304,13 @@ def ago(value: str | None, now: float) -> Markup:
         return Markup("–")
     found = datetime.fromisoformat(value)
     past = now - found.timestamp()
-    words = f"{seconds(past)} ago" if past >= 0 else f"in {seconds(-past)}"
+    words = f"{_to_the_second(past)} ago" if past >= 0 else f"in {_to_the_second(-past)}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(found.isoformat(), _in_utc(found), words)
+
+
+def _to_the_second(value: float) -> str:
+    """Write how far away an instant is. Less than a second says nothing, and looks different at each refresh."""
+    return f"{max(value, 1.0):.0f} s" if value < 9.5 else seconds(value)
 
 
 def lasting(value: str | None, now: float) -> Markup:

@@ -410,6 +410,15 @@ def test_a_time_says_its_zone_and_is_converted_to_it() -> None:
     shown = "2026-11-22 20:28:25 UTC"
     assert f">{shown}</time>" in render.at(value)
     assert f'title="{shown}">59 s ago' in render.ago(value, now)
+    # Never finer than a second.
+    for away, words in (
+        (-58.9, "1 s ago"),
+        (-57.2, "2 s ago"),
+        (-49.6, "9 s ago"),
+        (-59.4, "in 1 s"),
+        (120, "3.0 min ago"),
+    ):
+        assert f">{words}</time>" in render.ago(value, now + away)
     assert f'title="{shown}">59 s<' in render.lasting(value, now)
 
 
