@@ -127,6 +127,7 @@ async def queue(context: Context) -> Response:
         pause=pauses_of_queues(stats).get(name),
         numbers=numbers,
         **await queue_parts.beside(context, numbers, groups, rows),
+        defaults=queue_parts.DEFAULTS,
         trend=render.sparklines(trends).get(name),
         level=verdict.level(numbers),
         age=verdict.age(numbers),
@@ -251,8 +252,8 @@ async def limits(context: Context) -> Response:
 
 async def audit(context: Context) -> Response:
     """The actions of operators, newest first."""
-    [rows] = await context.database.read(observe.audit(context.whole("before")))
-    return context.page("audit.html", rows=rows, now=context.now())
+    [rows, settings] = await context.database.read(observe.audit(context.whole("before")), observe.settings())
+    return context.page("audit.html", rows=rows, kept_for=settings["retention_audit"], now=context.now())
 
 
 async def health(context: Context) -> Response:

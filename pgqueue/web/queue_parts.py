@@ -15,6 +15,18 @@ from pgqueue.web.render import instant, stamp
 # Parts that the page can do without.
 FILLING, NEXT, CHANGES = "what fills it", "when the next one is due", "who set its options"
 
+# What holds where an operator has not set an option of a queue, as the columns of pgqueue.queues have it.
+DEFAULTS = {
+    "priority": "0",
+    "weight": "1",
+    "fair_by": "nothing",
+    "max_share": "no limit",
+    "retry_budget": "no limit",
+    "retention_succeeded": "as settings",
+    "retention_cancelled": "as settings",
+    "retention_dead": "as settings",
+}
+
 # Tenants that are listed.
 _TENANTS = 10
 

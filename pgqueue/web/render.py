@@ -24,7 +24,8 @@ from pgqueue.worker.tell.counts import Entry
 
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
-_NAME_FIRST = re.compile(r"\S+ takes ")
+_NAME_FIRST = re.compile(r"\S+ (?:takes|=) ")
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|MiB|%)(?!\w))")
 _COUNT_FIRST = re.compile(r"^the (?:oldest of (?:[^;,]|,\d)* is|queue has (?:[^;,]|,\d)*) due since [^;,]*, and ")
 
 # The size of a sparkline, and the seconds that it shows.
@@ -78,6 +79,7 @@ def environment() -> Environment:
         lasting=lasting,
         level=verdict.level,
         with_times=with_times,
+        unbroken=unbroken,
         capital=capital,
         brief=brief,
         clock=clock,
@@ -304,8 +306,13 @@ def ago(value: str | None, now: float) -> Markup:
         return Markup("–")
     found = datetime.fromisoformat(value)
     past = now - found.timestamp()
-    words = f"{seconds(past)} ago" if past >= 0 else f"in {seconds(-past)}"
+    words = f"{_to_the_second(past)} ago" if past >= 0 else f"in {_to_the_second(-past)}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(found.isoformat(), _in_utc(found), words)
+
+
+def _to_the_second(value: float) -> str:
+    """Write how far away an instant is. Less than a second says nothing, and looks different at each refresh."""
+    return f"{max(value, 1.0):.0f} s" if value < 9.5 else seconds(value)
 
 
 def lasting(value: str | None, now: float) -> Markup:
@@ -321,7 +328,7 @@ def lasting(value: str | None, now: float) -> Markup:
 def with_times(value: object) -> Markup:
     """Write a text of the database with instants to the second; the browser shows them in the zone of the reader."""
     found = Markup()
-    rest = text(value)
+    rest = unbroken(text(value))
     while match := _INSTANT.search(rest):
         zone = match[2] if ":" in match[2] else f"{match[2]}:00"
         try:
@@ -333,8 +340,14 @@ def with_times(value: object) -> Markup:
     return found + rest
 
 
+def unbroken(value: str) -> str:
+    """Keep numbers and their units on one line: a unit alone on the next one is no word."""
+    joined = _UNIT.sub("\N{NO-BREAK SPACE}", value)
+    return Markup(joined) if isinstance(value, Markup) else joined
+
+
 def capital(value: str) -> str:
-    """Write a sentence of the database's with a capital letter, unless it begins with the name of a task."""
+    """Write a sentence of the database's with a capital letter, unless it begins with the name of a task or setting."""
     return value if _NAME_FIRST.match(value) else value[:1].upper() + value[1:]
 
 

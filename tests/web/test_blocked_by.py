@@ -6,7 +6,7 @@ import re
 
 import psycopg
 
-from tests.calls import call, maintain
+from tests.calls import call, enqueue, enqueue_many, maintain
 from tests.facts import wait_until
 from tests.sql.test_samples import block_jobs
 from tests.web.test_guard import Ask
@@ -31,6 +31,14 @@ def test_the_pages_of_queues_show_what_blocked_jobs_wait_for(conn: psycopg.Conne
     assert words(ask("GET", "/queues").text).count(REASONS) == 1
     assert f"Blocked 9 {REASONS}" in words(ask("GET", "/queue?name=q").text)
     assert " by key" not in words(ask("GET", "/queue?name=parents").text)
+
+
+def test_a_reason_of_all_of_them_is_said_without_their_number_again(conn: psycopg.Connection, ask: Ask) -> None:
+    parent = enqueue(conn, queue="parents", delay="1 h")
+    enqueue_many(conn, 2, queue="q", depends_on=[parent])
+    maintain(conn)
+    assert "Blocked 2 by parents Dead" in words(ask("GET", "/queue?name=q").text)
+    assert "2 blocked ( by parents )" in words(ask("GET", "/").text)
 
 
 def test_the_reasons_are_marked_as_the_number_of_blocked_jobs_is(conn: psycopg.Connection, ask: Ask) -> None:

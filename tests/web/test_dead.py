@@ -46,8 +46,8 @@ def test_a_fold_shows_what_is_behind_each_mask(conn: psycopg.Connection, ask: As
     page = ask("GET", link[0]).text
     assert f'id="{link[1]}"' in page
     shown = words(page)
-    assert "‹host› 2 different in 11 hooks.lumen.example 8 73 % hooks.acme.example 3 27 %" in shown
-    assert "‹n› 1 different in 11 10 11 100 %" in shown
+    assert "‹host› 2 values in 11 jobs hooks.lumen.example 8 73 % hooks.acme.example 3 27 %" in shown
+    assert "‹n› 1 value in 11 jobs 10 11 100 %" in shown
     assert re.search(r"The newest All 11 \d+ [\d.]+ \w+ ago · no answer from hooks.acme.example", shown)
     # It closes where it was opened.
     assert f'href="/dead#{link[1]}"' in page

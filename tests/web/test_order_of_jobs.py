@@ -79,3 +79,8 @@ def test_a_job_that_starts_meanwhile_keeps_no_other_from_the_next_page(conn: psy
     call(conn, "delete", ids[49])
     text = ask("GET", link.replace("&amp;", "&")).text
     assert [int(each) for each in re.findall(r'<tr id="job-(\d+)"', text)] == ids[50:]
+
+
+def test_a_filter_that_no_job_fits_is_left_with_one_click(ask: Ask) -> None:
+    assert 'No job fits. <a href="/jobs">Show all</a>' in ask("GET", "/jobs?q=state:dead").text
+    assert "Show all" not in ask("GET", "/jobs").text

@@ -28,7 +28,7 @@ Ask = Callable[..., httpx.Response]
 def said(page: str) -> str:
     """Return the sentence on top."""
     [found] = re.findall(r'<p class="said">(.*?)</p>', page)
-    return re.sub(r"<[^>]+>", "", found)
+    return " ".join(re.sub(r"<[^>]+>", "", found).split())
 
 
 def rows(page: str) -> dict[str, str]:

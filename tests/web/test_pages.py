@@ -404,12 +404,41 @@ def test_instants_in_a_text_are_shown_in_the_zone_of_the_reader() -> None:
     )
 
 
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    nbsp = "\N{NO-BREAK SPACE}"
+    text = "12 of 12 slots for 40 min, usually 3.7 s or 84 %; 5 sat"
+    assert render.unbroken(text) == f"12 of 12 slots for 40{nbsp}min, usually 3.7{nbsp}s or 84{nbsp}%; 5 sat"
+    assert render.with_times(text) == render.unbroken(text)
+
+
+def test_evidence_begins_with_a_capital_unless_with_a_name() -> None:
+    assert render.capital("the queue has") == "The queue has"
+    assert render.capital("fsync = off: a crash") == "fsync = off: a crash"
+    assert render.capital("resize takes 2 of 2") == "resize takes 2 of 2"
+
+
+def test_health_and_audit_say_intervals_as_the_other_pages_do(conn: psycopg.Connection, ask: Ask) -> None:
+    text = ask("GET", "/health").text
+    assert "<dt>dedupe wait</dt><dd>5 s</dd>" in text
+    assert "<dt>retention dead</dt><dd>90 d</dd>" in text
+    assert "kept for 90 d (" in ask("GET", "/audit").text
+
+
 def test_a_time_says_its_zone_and_is_converted_to_it() -> None:
     value = "2026-11-22T22:28:25+02:00"
     now = datetime(2026, 11, 22, 20, 29, 24, tzinfo=UTC).timestamp()
     shown = "2026-11-22 20:28:25 UTC"
     assert f">{shown}</time>" in render.at(value)
     assert f'title="{shown}">59 s ago' in render.ago(value, now)
+    # Never finer than a second.
+    for away, words in (
+        (-58.9, "1 s ago"),
+        (-57.2, "2 s ago"),
+        (-49.6, "9 s ago"),
+        (-59.4, "in 1 s"),
+        (120, "3.0 min ago"),
+    ):
+        assert f">{words}</time>" in render.ago(value, now + away)
     assert f'title="{shown}">59 s<' in render.lasting(value, now)
 
 

@@ -203,9 +203,9 @@ def test_the_options_say_who_set_each_of_them_and_the_limit(conn: psycopg.Connec
         call(conn, "configure_queue", "q", priority=10, weight=3, fair_by="limit_key", max_share=0.5)
     ask("POST", "/queue", name="q", do="configure", priority="10", weight="")
     page = words(ask("GET", "/queue?name=q").text)
-    assert re.search(r"Priority 10 set by mara [\d.]+ m?s ago Weight the default set by alice [\d.]+ m?s ago", page)
+    assert re.search(r"Priority 10 set by mara [\d.]+ m?s ago Weight 1 \(default\) set by alice [\d.]+ m?s ago", page)
     assert re.search(r"Fair by limit_key set by mara [\d.]+ m?s ago Max share 0\.5\d* set by mara", page)
-    assert "Retry budget the default Retention" in page
+    assert "Retry budget no limit (default) Retention" in page
     assert "The limit was" not in page
     ask("POST", "/limit", do="set", kind="queue", target="q", max_executing="4")
     assert "The limit was set by alice" in words(ask("GET", "/queue?name=q").text)

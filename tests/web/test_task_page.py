@@ -30,6 +30,13 @@ def test_each_option_says_what_holds_and_where_it_comes_from(conn: psycopg.Conne
     assert option(page, "max attempts") == "3 an operator 5 Reset"
     assert option(page, "queue") == "mail the code"
     assert option(page, "max crashes") == "3 the default"
+    # What is at its default folds.
+    before, _, folded = page.partition('<details class="fold form" id="defaults">')
+    assert ">max attempts</th>" in before
+    assert ">queue</th>" in before
+    assert before.count('data-label="Option"') == 3
+    assert folded.partition("</details>")[0].count('data-label="Option"') == 16
+    assert "16 options at the default" in folded
 
 
 @pytest.mark.parametrize(

@@ -235,3 +235,28 @@ def test_an_attempt_that_goes_on_has_not_ended_just_now(conn: psycopg.Connection
     summary = ask("GET", f"/jobs/{job_id}").text.partition('id="attempt-1-1"')[2].partition("</summary>")[0]
     assert re.search(r'<span class="n when">([^<]*)</span>', summary)[1] == "runs"  # type: ignore[index]
     assert "ago" not in summary
+
+
+def test_the_legend_names_what_is_drawn_and_nothing_else(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    clock.advance("-10 min")
+    job_id = enqueue(conn, "t", max_attempts=2)
+    fail(conn, "w1")
+    clock.advance("5 min")
+    fail(conn, "w1")
+    clock.back_to_real()
+    heading = ask("GET", f"/jobs/{job_id}").text.partition("<h2>Timeline</h2>")[2].partition("</header>")[0]
+    shown = re.findall(r'<rect class="([\w-]+)"[^>]*/></svg>([^<]*)</span>', heading)
+    assert dict(shown) == {"wait": "waits", "attempt-failed": "attempt, failed", "attempt-dead": "attempt, dead"}
+    assert len(shown) == 3
+
+
+def test_the_state_of_a_job_is_not_said_twice_on_top(conn: psycopg.Connection, ask: Ask) -> None:
+    job_id = enqueue(conn, "t")
+    reserve_one(conn, "w1")
+    said = (
+        ask("GET", f"/jobs/{job_id}")
+        .text.partition('aria-label="Why it is in this state"')[2]
+        .partition("</section>")[0]
+    )
+    assert "Worker w1 holds it since" in said
+    assert "Executing" not in said

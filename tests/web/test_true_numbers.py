@@ -79,9 +79,9 @@ def test_only_a_number_that_is_of_before_has_the_mark(large: psycopg.Connection,
     text = ask("GET", "/queues").text
     cells = {
         label: re.sub("<[^>]+>", "", found).split()[0]
-        for label, found in re.findall(r'data-label="(Due|Failed|Blocked|Dead)">(.*?)</td>', text)
+        for label, found in re.findall(r'data-label="(Due|To be retried|Blocked|Dead)">(.*?)</td>', text)
     }
-    assert cells == {"Due": "7", "Failed": "0", "Blocked": "~5", "Dead": "~3"}
+    assert cells == {"Due": "7", "To be retried": "0", "Blocked": "~5", "Dead": "~3"}
     assert "~7" not in ask("GET", "/").text
     row = next(line for line in run("top", "--once").out.splitlines() if line.startswith("mail"))
     assert row.split()[2:] == ["7", "0", "0", "0", "~5", "~3"]

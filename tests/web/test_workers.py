@@ -15,6 +15,7 @@ from pgqueue.db.call import perform
 from pgqueue.testing import Clock
 from pgqueue.web import capacity, series
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, table, value
+from tests.web.test_blocked_by import words
 
 Ask = Callable[..., httpx.Response]
 
@@ -57,6 +58,17 @@ def test_the_page_of_a_worker_shows_its_memory_its_supervisor_and_its_clock(conn
     assert "80 MiB" in text
     assert "a, pid 4000" in text
     assert re.search(r"\d+\.\d s behind the server", text)
+
+
+def test_what_a_worker_says_of_itself_has_names_and_units(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", 80, heartbeat=10, concurrency=12, listen=True, my_own="x")
+    text = words(ask("GET", "/worker?name=w").text)
+    assert re.search(r"Heartbeat \d+ s ago , each 10 s Started \d+ s ago Memory 80 MiB", text)
+    for fact in ("Process (pid) 17", "Slots 12", "Woken by notifications yes", "My own x"):
+        assert fact in text
+    # Nor does odd JSON break it.
+    register(conn, "odd", 80, heartbeat="often", listen=[1], concurrency={"a": 1})
+    assert "Heartbeat often" in words(ask("GET", "/worker?name=odd").text)
 
 
 def test_a_job_that_was_asked_to_cancel_offers_to_kill_its_process(conn: psycopg.Connection, ask: Ask) -> None:
@@ -255,7 +267,7 @@ def test_a_worker_shows_what_it_holds_by_age_and_each_is_cancelled_after_a_quest
     text = ask("GET", "/worker?name=w").text
     shown = " ".join(re.sub(r"<[^>]+>", " ", text).split())
     assert re.search(r"review attempt 1 cases · case:7 30 min 29 min ago Cancel… \d+ send attempt 1 mail", shown)
-    assert 'class="by n bad"' in text
-    assert "pid 4085" in shown
+    assert 'class="by n leased bad"' in text
+    assert "Process (pid) 4085" in shown
     assert f'aria-label="Cancel job {held.id}"' in text
     assert "Cancel: 1 job?" in ask("POST", "/act", action="cancel", id=str(held.id), ask="yes").text

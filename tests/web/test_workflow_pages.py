@@ -34,7 +34,7 @@ def test_groups_are_listed_with_their_progress(filled: psycopg.Connection, ask: 
 def test_a_group_shows_members_graph_and_why_it_waits(filled: psycopg.Connection, ask: Ask) -> None:
     group = value(filled, "select id from pgqueue.groups()")
     text = ask("GET", f"/group?id={group}").text
-    assert f"group {group} is open" in text
+    assert f"<p>Group {group} is open" in text
     graph = text.partition('<svg class="graph"')[2].partition("</svg>")[0]
     assert graph.count("<rect class=") >= 4
     assert graph.count("<path d=") == 2
