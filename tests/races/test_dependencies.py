@@ -44,7 +44,7 @@ def opened(database: Database, begin: LiteralString = "begin") -> Session:
     session = database.session()
     session.run(begin)
     # Whatever waits for another session fails.
-    session.run("set local statement_timeout = '4s'")
+    session.run("set local statement_timeout = '20s'")
     return session
 
 

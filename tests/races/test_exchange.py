@@ -8,7 +8,20 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, enqueue, enqueue_many, ids, maintain, pairs, reserve, reserve_one, state, table, value
+from tests.calls import (
+    Row,
+    call,
+    enqueue,
+    enqueue_many,
+    ids,
+    maintain,
+    pairs,
+    reserve,
+    reserve_one,
+    state,
+    table,
+    value,
+)
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.sessions import Session
