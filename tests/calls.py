@@ -115,6 +115,15 @@ def maintain(conn: psycopg.Connection) -> Row:
     return row
 
 
+def stay_idle(conn: psycopg.Connection, worker: str) -> None:
+    """Let a worker be idle for an hour longer, unless the clock of the test stands: its 5 s race a busy machine."""
+    conn.execute(
+        "update pgqueue.idle_workers set until = until + interval '1 hour'"
+        " where worker = %s and pgqueue._clock() between clock_timestamp() - interval '1 min' and clock_timestamp()",
+        [worker],
+    )
+
+
 def steps(conn: psycopg.Connection) -> dict[str, Row]:
     """What each step of maintain left for its next run, by the name of the step."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:

@@ -82,7 +82,7 @@ def test_a_probe_ends_beside_an_open_call_that_resumes_what_its_breaker_stopped(
     clock.advance("1 min")
     [probe] = reserve(conn, 1, lease="1 day")
     assert call(other, "resume", "task", "t", "breaker") is True
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     assert call(conn, "complete", probe.id, probe.reservation) is True
     if is_committed:
         other.commit()

@@ -44,7 +44,7 @@ def opened(database: Database, begin: LiteralString = "begin") -> Session:
     session = database.session()
     session.run(begin)
     # Whatever waits for another session fails.
-    session.run("set local statement_timeout = '4s'")
+    session.run("set local statement_timeout = '20s'")
     return session
 
 
@@ -320,11 +320,11 @@ def test_a_parent_is_retried_while_a_reader_of_notes_finds_it_dead(
     reader = opened(database)
     reader.run("select pgqueue._read_notes(100)")
     # Waits for the reader of notes, which has locked the row of the parent in history.
-    retrier = opened(database)
+    retrier = database.session()
     retried = retrier.start("select pgqueue.retry(%s)", [parent])
+    wait_until(lambda: retrier.waits_behind(reader))
     reader.run("commit")
     assert retried.result(timeout=5) == [(True,)]
-    retrier.run("commit")
     settle(conn, clock)
     assert state(conn, child) == "blocked"
     again = reserve_one(conn)

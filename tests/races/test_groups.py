@@ -117,7 +117,7 @@ def test_a_reader_of_the_note_of_an_open_group_holds_up_no_producer(
     group = call(conn, "open_group")
     reader = opened(database)
     assert reader.run("select pgqueue._read_notes(100)") == [(True,)]
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     enqueue(conn, group_id=group)
     reader.run("commit")
     assert call(conn, "close_group", group) is True

@@ -64,7 +64,7 @@ def left_behind(conn: psycopg.Connection) -> int:
 
 def open_with(session: Session, begin: LiteralString = "begin") -> Session:
     session.run(begin)
-    session.run("set local statement_timeout = '8s'")
+    session.run("set local statement_timeout = '20s'")
     return session
 
 
@@ -90,7 +90,7 @@ def test_a_job_ends_while_an_open_claim_blocks_behind_it_and_the_next_follows(
     held, [next_id] = chain(conn, 2)
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     conn.execute(leaving, [held.id, held.reservation])
     assert job(conn, held.id).state != "executing"
     claim.run(end)
@@ -137,7 +137,7 @@ def test_batches_end_while_an_open_claim_blocks_behind_all_of_them(database: Dat
         " and database = (select oid from pg_database where datname = current_database())",
     )
     assert blocked > 0
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     assert column(conn, "complete_many", *pairs(held)) == []
     assert value(conn, "select count(*) from pgqueue.key_notes") == blocked
     claim.run("commit")
@@ -159,7 +159,7 @@ def test_a_waiting_job_leaves_while_an_open_claim_blocks_behind_it(database: Dat
     second = enqueue(conn, key="k")
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     call(conn, away, first)
     claim.run("commit")
     assert ids(reserve(conn, 10)) == [second]
@@ -180,7 +180,7 @@ def test_an_earlier_job_that_an_open_claim_blocks_follows_one_that_goes_back(
     clock.advance("1 min")
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     if leaving == "fail":
         assert call(conn, "fail", held.id, held.reservation, retry_in="1 h") == "failed"
     else:
@@ -328,13 +328,14 @@ def test_of_two_claims_of_one_key_the_later_drops_its_candidate_and_goes_on(
 def test_a_claim_that_is_held_open_keeps_no_other_waiting_however_many_keys_it_has(database: Database) -> None:
     conn = database.connect()
     late, claim = open_with(database.session()), open_with(database.session())
-    late.run("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 40) n")
-    conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 40) n")
-    assert len(claim.run("select id from pgqueue.reserve('other', 40)")) == 40
+    late.run("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 800) n")
+    conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 800) n")
+    assert len(claim.run("select id from pgqueue.reserve('other', 800)")) == 800
     late.run("commit")
     plain = enqueue_many(conn, 3)
-    conn.execute("set statement_timeout = '1s'")
-    assert ids(reserve(conn, 43)) == plain
+    # It waits 20 ms for the first of them.
+    conn.execute("set statement_timeout = '12s'")
+    assert ids(reserve(conn, 803)) == plain
     claim.run("commit")
 
 

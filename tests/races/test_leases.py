@@ -542,7 +542,7 @@ def test_a_crashed_workers_batch_with_a_locked_member_makes_no_session_wait(
     plain = enqueue(conn)
     rows = reserve(conn, 10)
     lock(other, [row for row in rows if row.key == "k"][2], how)
-    conn.execute("set statement_timeout = '2s'")
+    conn.execute("set statement_timeout = '20s'")
     assert column(conn, "crashed", "w", *pairs(rows)) == [plain]
     # Nothing is half-done: the batch is whole, and no crash is counted of it.
     assert [job(conn, row.id).state for row in rows if row.key == "k"] == ["executing"] * 3

@@ -58,22 +58,26 @@ def test_the_second_load_waits_for_the_keys_of_the_first(
 
 
 def test_loads_with_the_same_keys_in_opposite_order_do_not_deadlock(
-    conn: psycopg.Connection, two: tuple[Session, Session]
+    database: Database, conn: psycopg.Connection, two: tuple[Session, Session]
 ) -> None:
+    """Held in the middle of their keys by a third transaction, both go on in one order when it lets them."""
     first, second = two
-    gate = enqueue(conn, "t", dedupe="m", on_conflict="skip")
-    holder = second
+    holder = database.session()
+    holder.run("begin")
+    holder.run("select pgqueue.enqueue('t', dedupe => 'm')")
     begin(first, "z", "m", "a")
-    begin(holder, "a", "m", "z")
-    # Whoever comes first takes them in the order of the keys, so the other waits at its very first.
-    first.run(ENQUEUE)
-    waits = holder.start(ENQUEUE)
-    wait_until(lambda: holder.waits_behind(first))
+    begin(second, "a", "m", "z")
+    inserts = first.start(ENQUEUE)
+    wait_until(lambda: first.waits_behind(holder))
+    waits = second.start(ENQUEUE)
+    # At the very first of its keys, which the other one has taken.
+    wait_until(lambda: second.waits_behind(first))
+    holder.run("rollback")
+    assert inserts.result(timeout=10) == [("inserted", 3)]
     first.run("commit")
     assert waits.result(timeout=10) == [("skipped", 3)]
-    holder.run("commit")
+    second.run("commit")
     assert value(conn, STANDING) == ["a", "m", "z"]
-    assert value(conn, "select min(id) from pgqueue.jobs") == gate
 
 
 def test_a_load_gives_up_at_a_key_that_stays_locked_and_names_its_row(

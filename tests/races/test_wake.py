@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, ids, job, pairs, reserve, reserve_one, state, value
+from tests.calls import call, enqueue, enqueue_many, ids, job, pairs, reserve, reserve_one, state, stay_idle, value
 from tests.databases import Database
 
 COMMON = "pgqueue"
@@ -25,6 +25,7 @@ class Sleeper:
 
     def sleep(self) -> None:
         call(self.conn, "idle", self.worker, self.queues)
+        stay_idle(self.conn, self.worker)
 
     def heard(self) -> list[tuple[str, str]]:
         # Of the commits before this, all notifications have arrived with the answer to a statement.

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from pgqueue.testing import Clock
@@ -32,14 +32,20 @@ class Model:
     at: float = 0.0
     now: float = 0.0
     waiting: list[tuple[int, int]] = field(default_factory=list)
+    # What was spent beyond or below its cost since the level was written: when, and how much.
+    spent: list[tuple[float, int]] = field(default_factory=list)
 
     def filled(self) -> float:
-        """Return what is in the bucket now; the level itself is written by what is taken or spent."""
-        passed = max(0.0, self.now - self.at) if self.at <= self.now + 1 else 0.0
-        return min(BURST, self.level + RATE * passed)
+        """Return what is in the bucket now. What came in until something was spent is lost if the clock steps back."""
+        level, at = self.level, min(self.at, self.now) if self.at > self.now + 1 else self.at
+        for spent_at, units in [*self.spent, (self.now, 0)]:
+            if at < spent_at <= self.now:
+                level, at = min(BURST, level + RATE * (spent_at - at)), spent_at
+            level = min(BURST, level - units)
+        return level
 
     def take(self, units: int) -> None:
-        self.level = min(BURST, self.filled() - units)
+        self.level, self.spent = self.filled() - units, []
         self.at = self.now if self.at > self.now + 1 else max(self.at, self.now)
 
     def start(self, most: int) -> list[int]:
@@ -68,6 +74,7 @@ def shared(cloner: Cloner) -> Iterator[psycopg.Connection]:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "target"), [("queue", "default"), ("task", "t"), ("limit_key", "a")])
 @given(steps)
+@example([("enqueue", 1), ("claim", 1), ("wait", 1), ("spend", 40), ("wait", -30)])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_bucket_starts_what_the_model_starts(
     shared: psycopg.Connection, kind: str, target: str, steps: list[tuple[str, int]]
@@ -98,7 +105,7 @@ def test_a_bucket_starts_what_the_model_starts(
             row, cost = held.pop()
             assert call(conn, "spent", row.id, row.reservation, number) is True
             assert call(conn, "complete", row.id, row.reservation) is True
-            model.take(number - cost)
+            model.spent.append((model.now, number - cost))
         elif what == "claim":
             costs = dict(model.waiting)
             expected = model.start(number)

@@ -292,7 +292,7 @@ def test_a_retry_function_that_was_canceled_is_not_asked_again_in_the_same_batch
     call(conn, "set_retry_function", "t", "app.policy")
     enqueue_many(conn, 3)
     job_ids, reservations = pairs(reserve(conn, 3))
-    conn.execute("set statement_timeout = '300ms'")
+    conn.execute("set statement_timeout = '3s'")
     rows = table(conn, "fail_many", job_ids, reservations)
     conn.execute("reset statement_timeout")
     assert [row.state for row in rows] == ["failed"] * 3

@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from pgqueue.db import consume
 from pgqueue.db.call import perform
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, ids, job, maintain, reserve, value
+from tests.calls import call, enqueue, enqueue_many, ids, job, maintain, reserve, stay_idle, value
 from tests.databases import Cloner, Database
 from tests.facts import wait_until
 
@@ -42,6 +42,7 @@ class Idle:
             listener=listener,
             lease=timedelta(seconds=30),
         )
+        stay_idle(self.conn, worker)
 
     def heard(self) -> list[str]:
         """The payloads that came, of hand-offs and of wake-ups; those without the time of a commit."""
@@ -444,6 +445,7 @@ def test_jobs_go_to_all_idle_workers_in_turn(database: Database, conn: psycopg.C
             several[0].conn, "idle", "a", handoff_channel=several[0].channel,
             listener=several[0].conn.info.backend_pid,
         )  # fmt: skip
+        stay_idle(several[0].conn, "a")
     for _ in range(120):
         enqueue(conn)
     handed = [len(each.handed()) for each in several]

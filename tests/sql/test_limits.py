@@ -173,10 +173,12 @@ def test_rules_that_were_copied_here_without_their_sequence_are_found(
     assert value(conn, "select pg_sequence_last_value('pgqueue.shares_n_seq')") is not None
 
 
-def test_a_limit_of_nothing_stops_everything(conn: psycopg.Connection) -> None:
-    for kind, target in KINDS[:4]:
-        limit(conn, kind, target, at_most=0)
-    fill(conn, 3)
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+def test_a_limit_of_nothing_stops_all_under_it(conn: psycopg.Connection, kind: str, target: str) -> None:
+    limit(conn, kind, target, at_most=0)
+    enqueue(conn, queue="q", key="k", limit_key="l")
+    other = enqueue(conn, "other", key="other")
+    assert ids(reserve(conn, 10)) == [other]
     assert reserve(conn, 10) == []
 
 

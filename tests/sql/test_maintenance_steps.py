@@ -123,14 +123,14 @@ def test_a_step_that_was_cut_takes_fewer_rows_until_it_gets_through(conn: psycop
 
 def test_work_that_is_longer_than_a_call_is_done_by_and_by(conn: psycopg.Connection, clock: Clock) -> None:
     maintain(conn)
-    jobs = expiring(conn, clock, 30)
-    # A job at a time, 40 ms each: an eighth of the timeout is for one step.
-    slow_down(conn, "0.04")
+    jobs = expiring(conn, clock, 14)
+    # Two jobs at a time, 0.3 s for both: an eighth of the timeout is for one step.
+    slow_down(conn, "0.3")
     conn.execute("insert into pgqueue.maintenance_steps (at, step, slice) values (pgqueue._clock(), 'expiry', 2)")
     left = [len(jobs)]
     while left[-1]:
         clock.advance("1 s")
-        expired = maintain_within(conn, "800 ms").expired
+        expired = maintain_within(conn, "6 s").expired
         left.append(left[-1] - expired)
         assert remaining(conn) == left[-1]
         assert stats(conn).maintenance["failures"] == {}

@@ -517,10 +517,12 @@ def test_maintenance_scans_nothing_that_grows(explained: Explained) -> None:
 
 
 def test_a_sample_reads_a_bounded_number_of_rows_and_scans_no_table(explained: Explained) -> None:
-    nodes = explained.nodes(lambda conn: within(conn, "_run_maintenance", "pgqueue._sample(pgqueue._clock())"))
-    for node in nodes:
-        assert node.relation not in ("jobs", "history") or node.kind != "Seq Scan", node
-    assert sum(node.rows for node in nodes if node.relation == "jobs" and "Index" in node.kind) <= 200_000
+    # The first one counts the queue whole, of which there are 62,000 jobs; the next one does not, for minutes.
+    for is_first in (True, False):
+        nodes = explained.nodes(lambda conn: within(conn, "_run_maintenance", "pgqueue._sample(pgqueue._clock())"))
+        for node in nodes:
+            assert node.relation not in ("jobs", "history") or node.kind != "Seq Scan", node
+        assert is_first or 2_000 < sum(node.rows for node in nodes if node.relation == "jobs") <= 30_000
 
 
 def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explained: Explained) -> None:

@@ -23,7 +23,7 @@ def test_typed_use_is_right_and_wrong_use_is_an_error(tmp_path: Path) -> None:
         cwd=USAGE.parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +37,7 @@ def test_pyright_reports_an_error_exactly_where_mypy_does() -> None:
         cwd=USAGE.parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     reported = json.loads(done.stdout)["generalDiagnostics"]

@@ -72,7 +72,7 @@ def serve(database: Database) -> Iterator[Serve]:
     yield start
     for server, thread in servers:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.fixture

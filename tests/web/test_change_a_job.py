@@ -48,7 +48,8 @@ def test_a_browser_sends_the_lines_of_args_with_carriage_returns(conn: psycopg.C
     fields = form(ask("GET", f"/jobs/{job_id}").text)
     sent = {**fields, "args": fields["args"].replace("\n", "\r\n"), "shown": fields["shown"].replace("\n", "\r\n")}
     ask("POST", "/act", **{**sent, "priority": "1"})
-    assert "args" not in str(value(conn, "select filter from pgqueue.audit order by n desc limit 1"))
+    audit = str(value(conn, "select filter from pgqueue.audit order by n desc limit 1"))
+    assert ("priority" in audit, "args" in audit) == (True, False)
 
 
 def test_a_form_that_changes_nothing_asks_what_to_change(conn: psycopg.Connection, ask: Ask) -> None:

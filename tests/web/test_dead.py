@@ -301,7 +301,7 @@ def test_a_line_fits_a_fingerprint(fingerprint: str, line: str, is_one: bool) ->
 
 def test_a_line_of_many_masks_that_does_not_fit_is_found_at_once() -> None:
     numbers, masks = ", ".join(map(str, range(40))), ", ".join(["<n>"] * 40)
-    begun = time.monotonic()
+    begun = time.thread_time()
     assert fits(f"missing: {masks} of", f"missing: {numbers} of")
     assert not fits(f"missing: {masks} of batch", f"missing: {numbers} of all")
-    assert time.monotonic() - begun < 1
+    assert time.thread_time() - begun < 1

@@ -88,7 +88,7 @@ def test_the_pages_work_below_a_prefix(
                 assert client.get("/own").text == "of the site"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def answers(client: httpx.Client) -> bool:

@@ -68,7 +68,7 @@ def server(database: Database) -> Iterator[tuple[str, int]]:
         yield address, process.pid
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def resident(pid: int) -> float:

@@ -17,7 +17,7 @@ from pgqueue.db.call import Call, read_column
 from pgqueue.testing import Clock
 from pgqueue.web import series
 from pgqueue.web.database import _READS
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, value
 from tests.facts import wait_until
 from tests.web.test_blocked_by import words
 from tests.web.test_sparklines import nodes
@@ -322,13 +322,13 @@ def test_the_oldest_job_that_waits_stands_beside_the_percentiles_of_starts(
 
 
 def test_what_was_enqueued_is_what_there_is_more_and_what_left(conn: psycopg.Connection, ask: Ask) -> None:
-    ended = Jsonb({"t": {"started": 40, "succeeded": 30, "dead": 10}})
+    ended, now = Jsonb({"t": {"started": 40, "succeeded": 30, "dead": 10}}), value(conn, "select now()")
     for ago, waiting, gone in ((30, 10, None), (20, 30, ended)):
         conn.execute(
             "insert into pgqueue.samples"
             " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
-            " select now() - %s * interval '1 s', 10, q, %s, 0, 0, 0, 0, 0, 0, %s from unnest(array['', 'a']) q",
-            [ago, waiting, gone],
+            " select %s - %s * interval '1 s', 10, q, %s, 0, 0, 0, 0, 0, 0, %s from unnest(array['', 'a']) q",
+            [now, ago, waiting, gone],
         )
     assert ask("GET", "/series?queue=a").json()["enqueued"] == [None, pytest.approx(6.0, rel=0.01)]
     assert "<span>in</span><b>6.0</b><span>out</span><b>2.0</b>" in rows(ask("GET", "/").text)["a"]

@@ -33,7 +33,8 @@ def test_the_overview_shows_what_started_and_ended_per_second(conn: psycopg.Conn
     assert "failed 2.0 / s" in page
     assert '[["started",' in page
     found = ask("GET", "/series?queue=mail").json()
-    assert [found[name] for name in ("started", "succeeded", "failed", "dead")] == [[8], [6], [1], [1]]
+    # On a busy machine, maintenance may have taken another sample since.
+    assert [found[name][0] for name in ("started", "succeeded", "failed", "dead")] == [8, 6, 1, 1]
 
 
 def test_workers_that_do_not_count_starts_are_not_shown_as_ones_that_start_nothing(
@@ -42,13 +43,13 @@ def test_workers_that_do_not_count_starts_are_not_shown_as_ones_that_start_nothi
     report(conn, succeeded=60)
     page = ask("GET", "/").text
     assert (card(page, "Started"), card(page, "Succeeded")) == ("– / s", "6.0 / s")
-    assert ask("GET", "/series?queue=mail").json()["started"] == [None]
+    assert ask("GET", "/series?queue=mail").json()["started"][0] is None
 
 
 def test_nothing_started_where_nothing_was_reported(conn: psycopg.Connection, ask: Ask) -> None:
     maintain(conn)
     assert card(ask("GET", "/").text, "Started") == "0 / s"
-    assert ask("GET", "/series").json()["started"] == [0]
+    assert ask("GET", "/series").json()["started"][0] == 0
 
 
 def test_a_task_has_a_rate_of_the_last_ten_minutes(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:

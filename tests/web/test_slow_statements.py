@@ -19,14 +19,9 @@ from tests.web.conftest import Serve
 Ask = Callable[..., httpx.Response]
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_READS", pool._READS.replace(b"'5s'", b"'500ms'"))
-    assert b"500ms" in pool._READS
-
-
 def slow(*_: Any) -> Call[Any]:
-    return Call(b"select pg_sleep(60)", (), list)
+    """End as a statement does that takes too long."""
+    return Call(b"select pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", (), list)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +67,10 @@ def test_every_page_is_whole_where_nothing_is_slow(filled: psycopg.Connection, a
 
 
 def test_a_table_that_is_locked_costs_the_page_one_part(
-    filled: psycopg.Connection, database: Database, ask: Ask
+    filled: psycopg.Connection, database: Database, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "_READS", pool._READS.replace(b"'5s'", b"'3s'"))
+    assert b"'3s'" in pool._READS
     job = value(filled, "select min(id) from pgqueue.jobs where key = 'order:17'")
     with database.connect(autocommit=False) as holder:
         holder.execute("lock table pgqueue.dependencies in access exclusive mode")

@@ -16,7 +16,7 @@ from pgqueue.worker.run.concurrency import Concurrency, Sample, parse
 from tests.calls import enqueue_many, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import working
+from tests.workers import NEVER, working
 
 CALM = {"lag": 0.0, "cpu": 0.1}
 
@@ -172,7 +172,7 @@ async def test_a_job_that_comes_after_the_number_shrank_while_idle_starts_at_onc
     async def job(i: int) -> None:
         await asyncio.sleep(0.01)
 
-    async with working(app, database.dsn, concurrency=16) as worker:
+    async with working(app, database.dsn, concurrency=16, poll_interval=NEVER) as worker:
         # Sixteen coroutines that wait for a job, of which two may stay.
         enqueue_many(conn, 100, "job")
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 100, 30)

@@ -13,6 +13,7 @@ import pytest
 from tests.calls import enqueue, value
 from tests.facts import wait_until
 from tests.worker.conftest import Start
+from tests.worker.test_health import port_of
 from tests.workers import done, write_module
 
 MODULE = """
@@ -101,11 +102,9 @@ async def test_a_child_in_which_the_handler_ends_does_not_go_on_as_a_worker(
 async def test_a_child_that_outlives_its_worker_keeps_none_of_its_sessions_and_ports(
     tmp_path: Path, conn: psycopg.Connection, start_worker: Start
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     write_module(tmp_path, MODULE)
-    worker = start_worker("-r", "jobs", "--health-port", str(port)).started()
+    worker = start_worker("-r", "jobs", "--health-port", "0").started()
+    port = port_of(worker)
     await done(conn, enqueue(conn, "leaves"))
     file = tmp_path / "child"
     child = int(wait_until(lambda: file.exists() and file.read_text()))

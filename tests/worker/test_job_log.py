@@ -238,15 +238,26 @@ async def test_the_line_of_an_attempt_names_the_options_that_an_operator_has_set
     assert "operator" not in lines[plain].getMessage()
 
 
-async def test_ends_are_summed_until_a_second_is_quiet(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_log, "_WINDOW", 0.05)
+async def test_ends_are_summed_until_a_second_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     lines = log_with(unreachable)
-    for round_ in range(1, 4):
+
+    def end_the_second() -> None:
+        assert lines._timer is not None
+        lines._timer.cancel()
+        lines._end_window()
+
+    for _ in range(2):
         lines.succeeded([ended(n) for n in range(MOST + 1)])
-        await wait_until_async(lambda n=round_: len(messages(caplog)) == n)
-    assert not any("[" in message for message in messages(caplog))
+        end_the_second()
+    # Few, in the second after one in which there were many.
+    lines.succeeded([ended(1)])
+    end_the_second()
+    lines.succeeded([ended(2)])
+    many = f"send_email: {MOST + 1} succeeded in 213.4 ms each"
+    assert messages(caplog) == [
+        many, many, "send_email: 1 succeeded in 213.4 ms each", "send_email[2] succeeded in 0.213 s"
+    ]  # fmt: skip
+    end_the_second()
 
 
 async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -138,4 +138,4 @@ def test_as_the_first_process_of_a_container_it_reaps_orphans_and_passes_signals
         assert first.stdout is not None
         assert first.stdout.readline() == b"reaped\n"
         os.kill(first.pid, signal.SIGTERM)
-        assert first.wait(20) == 7
+        assert first.wait(60) == 7
