@@ -153,7 +153,8 @@ async def test_a_report_that_is_refused_does_not_stand_in_the_way_of_later_ones(
         conn.execute("truncate pgqueue.heartbeats")
         worker.counts.succeeded([held()])
         await worker._registration.report()
-        assert value(conn, "select count(*) from pgqueue.heartbeats") == 1
+        # Its own heartbeat may have come as well.
+        assert value(conn, "select count(*) from pgqueue.heartbeats") >= 1
         assert worker.counts.take("beat") == []
 
 

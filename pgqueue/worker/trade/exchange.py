@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from pgqueue.db import consume
@@ -124,12 +124,6 @@ class Exchange:
         has_results = results.count(None) < len(results)
         is_large = (has_results or bool(failed)) and sum(held.attempt.ending.size for held in batch) > LARGE
         claim, is_careful = object(), self.is_careful
-
-        def gives_up(error: BaseException) -> bool:
-            for held in batch:
-                held.attempt.is_unsure = True
-            return is_too_much(error) or is_refusal(error) or ((is_large or ask) and is_cut_off(error))
-
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
         try:
@@ -147,7 +141,7 @@ class Exchange:
                 patient=patient and not (batch and max_jobs),
                 # Bytes take their time, whatever the lease is.
                 within=CALL_TIMEOUT if is_large else None,
-                gives_up=gives_up if batch else None,
+                gives_up=_unsure(batch, is_large or ask) if batch else None,
             )
         except InvalidArgument:
             raise
@@ -230,3 +224,14 @@ def failure_of(held: Held) -> consume.Failure:
 
 def _with_end(batch: list[Held], end: End) -> list[Held]:
     return [held for held in batch if held.attempt.ending.end is end]
+
+
+def _unsure(batch: list[Held], is_long: bool) -> Callable[[BaseException], bool]:
+    """Return what decides on an error of the statement that ends these: it notes that they may have been stored."""
+
+    def gives_up(error: BaseException) -> bool:
+        for held in batch:
+            held.attempt.is_unsure = True
+        return is_too_much(error) or is_refusal(error) or (is_long and is_cut_off(error))
+
+    return gives_up

@@ -107,7 +107,7 @@ class Leases:
             except (psycopg.Error, PgQueueError) as refusal:
                 if not is_refusal(refusal):
                     raise
-                # Of one job, by a trigger of a user or a broken row: the leases of all others must not lapse with it.
+                # It may be about one job, by a trigger of a user or a broken row: the leases of the others must not lapse.
                 if (half := len(batch) // 2) > 0:
                     left[:0] = batch[:half], batch[half:]
                 else:
