@@ -689,7 +689,9 @@ comment on column pgqueue.limits.breaks is
 comment on column pgqueue.limits.set_at is
     'When set_limit() changed it last: workers give back what they have claimed before and not started.';
 comment on column pgqueue.limits.n is 'Private: its sequence says whether there ever was a limit: see _ruled_tasks.';
-alter table pgqueue.jobs set (fillfactor = 50);
+alter table pgqueue.jobs set (
+    fillfactor = 50, autovacuum_vacuum_insert_threshold = 100000, autovacuum_vacuum_insert_scale_factor = 0
+);
 alter table pgqueue.jobs add column cost integer;
 comment on column pgqueue.jobs.cost is 'How many units of its limits a start takes; null: 1.';
 alter table pgqueue.history add column cost integer;

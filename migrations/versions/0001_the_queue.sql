@@ -449,13 +449,16 @@ create table pgqueue.jobs (
     -- because every claim walks the dead rows that it has not yet removed.
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000,
-    autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.2,
     autovacuum_analyze_threshold = 5000,
     -- Half of a page for the versions that claims write: on the page of the old one, such a version needs no lock of its own in
     -- WAL, and its args are not written there once more.
-    fillfactor = 50
+    fillfactor = 50,
+    -- A backlog that only grows has no dead rows: its new pages are marked as visible to all, so that it is counted by an index
+    -- alone, in a ninth of the time.
+    autovacuum_vacuum_insert_threshold = 100000,
+    autovacuum_vacuum_insert_scale_factor = 0
 );
 -- A lane is one (queue, priority). reserve reads it by equality on the first three columns and a range on ready_at, so jobs
 -- of the future are never touched and order is exact.
