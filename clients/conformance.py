@@ -8,6 +8,7 @@ for Java the DSN must name a TCP host.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -168,10 +169,16 @@ def build_rust(scratch: Path, dsn: str) -> Client:
         # The sources that Debian packages.
         options += ["--config", 'source.crates-io.replace-with="debian"', "--offline"]
         options += ["--config", 'source.debian.directory="/usr/share/cargo/registry"']
-    target = str(Path(tempfile.gettempdir()) / "pgqueue-rust-target")
+    target = Path(tempfile.gettempdir()) / "pgqueue-rust-target"
+    target.mkdir(exist_ok=True)
     find("cargo", "fetch", *options, cwd=place)
-    compile_it("cargo", "build", "--quiet", *options, cwd=place, CARGO_TARGET_DIR=target)
-    return Client([str(Path(target) / "debug" / "pgqueue-client")], {})
+    # The crates are compiled once for all. The client is taken out before another build replaces it, and is touched:
+    # cargo compares times, and the source of an earlier build may be younger than this one.
+    with (target / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (place / "src" / "main.rs").touch()
+        compile_it("cargo", "build", "--quiet", *options, cwd=place, CARGO_TARGET_DIR=str(target))
+        return Client([str(shutil.copy2(target / "debug" / "pgqueue-client", scratch))], {})
 
 
 BUILD: dict[str, Callable[[Path, str], Client]] = {
