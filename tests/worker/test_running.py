@@ -13,6 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job, Throttled
+from pgqueue.config import WorkerConfig
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
@@ -712,6 +713,30 @@ async def test_until_empty_ends_when_nothing_is_due_and_leaves_the_future_alone(
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 0)
     assert job(conn, later).state == "waiting"
     assert value(conn, "select count(*) from pgqueue.jobs") == 1
+
+
+async def test_until_empty_waits_for_a_job_put_off_because_the_one_ahead_of_it_was_locked(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    ahead, behind = enqueue(conn, key="k"), enqueue(conn, key="k")
+    [[_, reservation]] = conn.execute("select id, reservation from pgqueue.reserve('other')").fetchall()
+    holder = database.session()
+    # As the session does that stores an end.
+    holder.run("begin")
+    holder.run("select from pgqueue.jobs where id = %s for update", [ahead])
+    working = asyncio.create_task(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run())
+    await wait_until_async(
+        lambda: value(conn, "select ready_at > run_at + '0.5 s' from pgqueue.jobs where id = %s", behind)
+    )
+    holder.run("select pgqueue.complete(%s, %s)", [ahead, reservation])
+    holder.run("commit")
+    await asyncio.wait_for(working, 60)
+    assert job(conn, behind).state == "succeeded"
 
 
 async def test_a_job_past_its_expiry_is_cancelled_and_not_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 
@@ -24,6 +25,11 @@ from pgqueue.worker.trade.trade import Trade
 # locked: the last claim looks at each that was locked when the one before it looked.
 _EMPTY_PAUSES = (0.05, 0.25)
 
+# A claim puts off the next job of a key by a second while another session, maybe the one that stores this worker's
+# ends, has locked the row of the job ahead. So a worker that is about to stop waits once for a job that is due within
+# this time.
+_PUT_OFF = 1.1
+
 
 class Claimer:
     """Claims with `claim_forever`."""
@@ -42,6 +48,7 @@ class Claimer:
     ) -> None:
         self.waits_for_capacity = False
         self._empty_claims = 0
+        self._has_waited = False
         self._config = config
         self._links = links
         self._exchange = exchange
@@ -90,6 +97,7 @@ class Claimer:
                     await self._sleeper.sleep()
                 continue
             self._empty_claims = 0
+            self._has_waited = False
             if claimed == capacity:
                 await self._sleeper.wake_up()
             elif self._polls_on():
@@ -133,15 +141,25 @@ class Claimer:
         An end may release a child, and the end of its group another one, each in a later transaction.
         """
         if nothing_held:
-            if self._empty_claims == len(_EMPTY_PAUSES):
+            if self._empty_claims < len(_EMPTY_PAUSES):
+                pause = _EMPTY_PAUSES[self._empty_claims]
+                self._empty_claims += 1
+                await self._links.first.perform(consume.maintain())
+            elif (pause := await self._due_in()) > _PUT_OFF or self._has_waited:
                 self._requests.stop()
                 return
-            pause = _EMPTY_PAUSES[self._empty_claims]
-            self._empty_claims += 1
-            await self._links.first.perform(consume.maintain())
+            else:
+                self._has_waited = True
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._requests.wake.wait(), pause)
+                await asyncio.wait_for(self._requests.wake.wait(), max(pause, 0.0))
         await self._wait_for_end()
+
+    async def _due_in(self) -> float:
+        """Return in how many seconds the next job is due."""
+        name, queues = self._config.name, self._config.queues
+        reply = await self._links.first.perform(consume.idle(name, queues, _PUT_OFF))
+        await self._links.first.perform(consume.awake(name))
+        return math.inf if reply.due_in is None else reply.due_in
 
     async def _wait_for_end(self) -> None:
         self._requests.freed.clear()

@@ -107,7 +107,8 @@ class Leases:
             except (psycopg.Error, PgQueueError) as refusal:
                 if not is_refusal(refusal):
                     raise
-                # It may be about one job, by a trigger of a user or a broken row: the leases of the others must not lapse.
+                # It may be about one job, by a trigger of a user or a broken row: the leases of the others must not
+                # lapse.
                 if (half := len(batch) // 2) > 0:
                     left[:0] = batch[:half], batch[half:]
                 else:
