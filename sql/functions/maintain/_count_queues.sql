@@ -15,7 +15,7 @@ returns table (
     oldest_stuck_at timestamptz, is_ready_cut boolean
 )
 language sql stable parallel safe rows 100
-set enable_seqscan = off set enable_bitmapscan = off set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
     with ready as (
         select r.*
@@ -139,28 +139,28 @@ returns table (queue text, due bigint, scheduled bigint, is_cut boolean, oldest_
 language sql stable parallel safe rows 1
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
-    select
-        p_queue, count(*) filter (where j.ready_at <= p_now), count(*) filter (where j.ready_at > p_now),
-        count(*) filter (where j.ready_at <= p_now) >= p_most or count(*) filter (where j.ready_at > p_now) >= p_most,
-        min(j.ready_at) filter (where j.ready_at <= p_now)
+    select p_queue, d.jobs, l.jobs, greatest(d.jobs, l.jobs) >= p_most, d.oldest_at
     from pgqueue._head(p_queue, p_priority, p_resumed) h
     cross join lateral (
-        (
+        select count(*) as jobs, min(y.ready_at) as oldest_at
+        from (
             select x.ready_at
             from pgqueue.jobs x
             where x.state in ('waiting', 'failed') and x.queue = p_queue and x.priority = p_priority
                 and x.resumed = p_resumed and (x.ready_at, x.id) >= (h.head, h.head_id) and x.ready_at <= p_now
             order by x.ready_at, x.id
             limit p_most
-        )
-        union all
-        (
-            select x.ready_at
+        ) y
+    ) d
+    cross join lateral (
+        select count(*) as jobs
+        from (
+            select
             from pgqueue.jobs x
             where x.state in ('waiting', 'failed') and x.queue = p_queue and x.priority = p_priority
                 and x.resumed = p_resumed and x.ready_at > p_now
             order by x.ready_at, x.id
             limit p_most
-        )
-    ) j
+        ) y
+    ) l
 $$;

@@ -1,4 +1,4 @@
--- members: the jobs of a group, live and ended, by id. Reads only, along two indexes.
+-- members: the jobs of a group, live and ended, by id. Reads only, as search_oldest() does.
 
 create or replace function pgqueue.members(group_id bigint, state text default null, after bigint default 0, max integer default 1000)
 returns table (id bigint, task text, job_state text, queue text, attempts integer, error jsonb)
@@ -13,13 +13,15 @@ begin
     )
     where members.state <> all (enum_range(null::pgqueue.job_state)::text[]);
     return query
-    -- Live ones are read by state, then sorted by id: up to all members of the group.
     select a.id, a.task, a.state::text, a.queue, a.attempts, a.errors -> -1
-    from pgqueue.all_jobs a
-    where a.group_id is not null and a.group_id = members.group_id
-        and (members.state is null or a.state = members.state::pgqueue.job_state) and a.id > members.after
-    order by a.id
-    limit members.max;
+    from pgqueue._search_by_id(
+        pgqueue._read_filter(
+            jsonb_strip_nulls(jsonb_build_object('groups', array[members.group_id], 'states', string_to_array(members.state, ' '))), 1, 1
+        ), true, members.after, members.max, 2147483647
+    ) f
+    cross join lateral unnest(f.matches) m (id)
+    cross join lateral (select x.* from pgqueue.all_jobs x where x.id = m.id limit 1) a
+    order by a.id;
 end
 $$;
 
