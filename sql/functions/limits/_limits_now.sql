@@ -4,7 +4,7 @@ create or replace function pgqueue._limits_now(p_most integer, p_waiting integer
 returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off set enable_sort = off
+set enable_seqscan = off set enable_bitmapscan = off set jit = off set enable_sort = off
 as $$
     with held as materialized (
         select v.kind, v.target, count(*)::bigint as jobs

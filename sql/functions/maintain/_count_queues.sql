@@ -68,8 +68,8 @@ as $$
             )
             union all
             select x.queue
-            from pgqueue.history x
-            where p_queues is not null and x.state <> 'succeeded' and x.queue = any (p_queues) and x.state = 'dead'
+            from unnest(p_queues) q (name)
+            cross join lateral (select h.queue from pgqueue.history h where h.state <> 'succeeded' and h.queue = q.name and h.state = 'dead' offset 0) x
         ) j
         group by j.queue
     ),
@@ -131,13 +131,12 @@ as $$
         and pgqueue._is_in_part(n.queue, p_parts, p_part, p_always)
 $$;
 
--- The ready jobs of a sub-lane, those that are due and those for later counted to p_most each.
+-- The ready jobs of a sub-lane, those that are due and those for later counted to p_most each. Inlined (no SET, and stable).
 create or replace function pgqueue._count_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_most integer
 )
 returns table (queue text, due bigint, scheduled bigint, is_cut boolean, oldest_due_at timestamptz)
 language sql stable parallel safe rows 1
-set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     select p_queue, d.jobs, l.jobs, greatest(d.jobs, l.jobs) >= p_most, d.oldest_at
     from pgqueue._head(p_queue, p_priority, p_resumed) h

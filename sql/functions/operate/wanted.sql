@@ -7,7 +7,7 @@ create or replace function pgqueue.wanted(queues text[] default null)
 returns integer
 language plpgsql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
