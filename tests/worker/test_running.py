@@ -715,7 +715,7 @@ async def test_until_empty_ends_when_nothing_is_due_and_leaves_the_future_alone(
     assert value(conn, "select count(*) from pgqueue.jobs") == 1
 
 
-async def test_until_empty_waits_for_a_job_put_off_because_the_one_ahead_of_it_was_locked(
+async def test_until_empty_waits_for_a_job_deferred_because_the_one_ahead_of_it_was_locked(
     database: Database, conn: psycopg.Connection
 ) -> None:
     app = App()

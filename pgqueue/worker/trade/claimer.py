@@ -25,10 +25,10 @@ from pgqueue.worker.trade.trade import Trade
 # locked: the last claim looks at each that was locked when the one before it looked.
 _EMPTY_PAUSES = (0.05, 0.25)
 
-# A claim puts off the next job of a key by a second while another session, maybe the one that stores this worker's
+# A claim defers the next job of a key, by a second at most, while another session, maybe the one that stores this worker's
 # ends, has locked the row of the job ahead. So a worker that is about to stop waits once for a job that is due within
 # this time.
-_PUT_OFF = 1.1
+_DEFERRED = 1.1
 
 
 class Claimer:
@@ -145,7 +145,7 @@ class Claimer:
                 pause = _EMPTY_PAUSES[self._empty_claims]
                 self._empty_claims += 1
                 await self._links.first.perform(consume.maintain())
-            elif (pause := await self._due_in()) > _PUT_OFF or self._has_waited:
+            elif (pause := await self._due_in()) > _DEFERRED or self._has_waited:
                 self._requests.stop()
                 return
             else:
@@ -157,7 +157,7 @@ class Claimer:
     async def _due_in(self) -> float:
         """Return in how many seconds the next job is due."""
         name, queues = self._config.name, self._config.queues
-        reply = await self._links.first.perform(consume.idle(name, queues, _PUT_OFF))
+        reply = await self._links.first.perform(consume.idle(name, queues, _DEFERRED))
         await self._links.first.perform(consume.awake(name))
         return math.inf if reply.due_in is None else reply.due_in
 

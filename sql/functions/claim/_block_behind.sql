@@ -1,4 +1,4 @@
--- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
+-- Blocks jobs of a key behind the job that is ahead of them, or defers them: by 50 ms, for that job mostly ends; the next time by a second.
 
 -- p_ahead: for each row the job that it is to wait for. See _release_next: first the guards, then, in a later statement, a check of
 -- those jobs as they are *now*. They must still hold their positions, in this queue, and no session may be ending them, which
@@ -43,7 +43,8 @@ begin
         -- Behind a job that another session has locked, or whose guard was not free. One that is gone, or gave up its position,
         -- blocks nothing: the next round sees that. The deferred job keeps its position: run_at says whether it is due.
         update pgqueue.jobs j
-        set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = j.resumed and j.lane_key is not null
+        set resumed = j.resumed and j.lane_key is not null,
+            ready_at = pgqueue._ready_at(pgqueue._clock() + case when j.ready_at > greatest(j.run_at, j.created_at) then '1 s' else interval '50 ms' end)
         from unnest(p_rows, p_ahead) w (row_ctid, ahead)
         where j.ctid = w.row_ctid and w.ahead <> all (v_standing)
             and (
