@@ -25,9 +25,9 @@ from pgqueue.worker.trade.trade import Trade
 # locked: the last claim looks at each that was locked when the one before it looked.
 _EMPTY_PAUSES = (0.05, 0.25)
 
-# A claim defers the next job of a key, by a second at most, while another session, maybe the one that stores this worker's
-# ends, has locked the row of the job ahead. So a worker that is about to stop waits once for a job that is due within
-# this time.
+# A claim defers the next job of a key, by a second at most, while another session, maybe the one that stores this
+# worker's ends, has locked the row of the job ahead. So a worker that is about to stop waits once for a job that is
+# due within this time.
 _DEFERRED = 1.1
 
 
