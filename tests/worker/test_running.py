@@ -715,6 +715,22 @@ async def test_until_empty_ends_when_nothing_is_due_and_leaves_the_future_alone(
     assert value(conn, "select count(*) from pgqueue.jobs") == 1
 
 
+async def test_until_empty_looks_at_all_of_a_thousand_queues(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    conn.execute("select count(pgqueue.enqueue('t', queue => 'q' || n)) from generate_series(1, 1000) n")
+    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run(), 120)
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
+    # Their lanes are still registered, and a claim looks at 64 of them: the one with a job comes late.
+    last = value(conn, "select queue from pgqueue.lanes order by turn desc limit 1")
+    enqueue(conn, queue=last)
+    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True)).run(), 120)
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
 async def test_until_empty_waits_for_a_job_deferred_because_the_one_ahead_of_it_was_locked(
     database: Database, conn: psycopg.Connection
 ) -> None:

@@ -20,10 +20,10 @@ from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.sleeper import Sleeper
 from pgqueue.worker.trade.trade import Trade
 
-# With until_empty the worker stops after claims in a row that find nothing, with these pauses between them, in seconds.
-# The last is longer than the 0.2 s after which the database looks again at a child whose row another session had
+# With until_empty the worker stops after claims in a row that find nothing, with these pauses after them, in seconds.
+# The second is longer than the 0.2 s after which the database looks again at a child whose row another session had
 # locked: the last claim looks at each that was locked when the one before it looked.
-_EMPTY_PAUSES = (0.05, 0.25)
+_EMPTY_PAUSES = (0.05, 0.25, 0.05)
 
 # A claim defers the next job of a key, by a second at most, while another session, maybe the one that stores this
 # worker's ends, has locked the row of the job ahead. So a worker that is about to stop waits once for a job that is
@@ -138,21 +138,26 @@ class Claimer:
     async def _stop_if_empty(self, nothing_held: bool) -> None:
         """Stop after some claims in a row that find nothing, with maintenance between them.
 
-        An end may release a child, and the end of its group another one, each in a later transaction.
+        An end may release a child, and the end of its group another one, each in a later transaction. A claim that is
+        woken does not count: a job came, or there are so many queues that it has not looked at all of them.
         """
-        if nothing_held:
-            if self._empty_claims < len(_EMPTY_PAUSES):
-                pause = _EMPTY_PAUSES[self._empty_claims]
+        if nothing_held and not await self._is_woken(_EMPTY_PAUSES[self._empty_claims]):
+            if self._empty_claims < len(_EMPTY_PAUSES) - 1:
                 self._empty_claims += 1
                 await self._links.first.perform(consume.maintain())
-            elif (pause := await self._due_in()) > _DEFERRED or self._has_waited:
+            elif self._has_waited or (due_in := await self._due_in()) > _DEFERRED:
                 self._requests.stop()
                 return
             else:
                 self._has_waited = True
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._requests.wake.wait(), max(pause, 0.0))
+                await self._is_woken(due_in)
         await self._wait_for_end()
+
+    async def _is_woken(self, pause: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._requests.wake.wait(), max(pause, 0.0))
+            return True
+        return False
 
     async def _due_in(self) -> float:
         """Return in how many seconds the next job is due."""
