@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,7 @@ async def overview(context: Context) -> Response:
     """Show whether something is late, the queues, the workers, and the errors of dead jobs."""
     shared = context.database.shared
     now = context.now()
-    stats = await context.database.stats()
-    findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    groups = await context.part(DEATHS, dead_groups.read(context), dead_groups.Groups())
+    stats, findings, groups, causes = await _what_takes_longest(context)
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
@@ -40,7 +39,7 @@ async def overview(context: Context) -> Response:
     dead_today = await shared("dead today", 60.0, lambda: samples.died(DAY))
     usual_deaths = await context.part(USUAL, shared("usual deaths", 600.0, samples.usual_deaths), None)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
-    late = verdict.still_late(await context.part(LATENESS, context.database.late(), []), queues)
+    late = verdict.still_late(causes, queues)
     held = [Running(*each) for each in running]
     alive = verdict.living(stats)
     shown = alive[:_MOST]
@@ -85,6 +84,18 @@ async def overview(context: Context) -> Response:
         are_more=capacity.is_cut(held),
         ranges=series.RANGES,
         now=now,
+    )
+
+
+async def _what_takes_longest(
+    context: Context,
+) -> tuple[dict[str, Any], list[dict[str, Any]], dead_groups.Groups, list[dict[str, Any]]]:
+    """Return the numbers, the findings, the dead by their errors, and why queues are late, read side by side."""
+    return await asyncio.gather(
+        context.database.stats(),
+        context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), []),
+        context.part(DEATHS, dead_groups.read(context), dead_groups.Groups()),
+        context.part(LATENESS, context.database.late(), []),
     )
 
 

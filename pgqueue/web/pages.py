@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -100,14 +101,16 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.part(DEATHS, dead_groups.read(context, name), dead_groups.Groups())
-    late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
+    groups, late, rows = await asyncio.gather(
+        context.part(DEATHS, dead_groups.read(context, name), dead_groups.Groups()),
+        context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), []),
+        queue_parts.filling(context, name),
+    )
     running_now = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     held = [Running(*each) for each in running_now]
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     trends = await context.part(TRENDS, shared("trends", 60.0, samples.trends), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
-    rows = await queue_parts.filling(context, name)
     waits = await context.part(WAITS, shared(("waits", name), 600.0, lambda: series.usual_waits(name)), [])
     filling = facets.of_queue(name, rows)
     working = facets.of_workers(name, held)
@@ -258,10 +261,11 @@ async def audit(context: Context) -> Response:
 
 async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
-    findings = await context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), [])
-    stats = await context.database.stats()
-    rows = await context.part(
-        "the numbers of the server", context.database.shared("metrics", 60.0, observe.metrics), []
+    shared = context.database.shared
+    findings, stats, rows = await asyncio.gather(
+        context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), []),
+        context.database.stats(),
+        context.part("the numbers of the server", shared("metrics", 60.0, observe.metrics), []),
     )
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
