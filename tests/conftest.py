@@ -10,7 +10,9 @@ With `-n` the server is started by the controlling process and shared by all.
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -26,6 +28,9 @@ from tests.databases import Cloner, Database
 _SERVER = pytest.StashKey[Server]()
 _CLONER = pytest.StashKey[Cloner]()
 _RUN_ID = pytest.StashKey[str]()
+
+# The unix time from which on tests that take long are skipped. Where it is set, they come last.
+_LONG_UNTIL = float(os.environ.get("PGQUEUE_LONG_UNTIL", "inf"))
 
 
 # Under nohup every child would ignore HUP, and in the background of a script INT: tests send both.
@@ -119,10 +124,17 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items[:] = _spread(items)
+    if "PGQUEUE_LONG_UNTIL" in os.environ:
+        items.sort(key=_is_long)
     # Properties travel with the reports from xdist's workers; markers do not.
     for item in items:
         for marker in item.iter_markers("covers"):
             item.user_properties.extend(("covers", line) for line in marker.args)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _is_long(item) and time.time() > _LONG_UNTIL:
+        pytest.skip("takes long, and PGQUEUE_LONG_UNTIL has passed")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -136,6 +148,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if covered:
         lines = sorted(covered, key=lambda line: (line[:1], len(line), line))
         terminalreporter.write_line(f"behaviours covered: {len(lines)} ({' '.join(lines)})")
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
