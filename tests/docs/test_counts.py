@@ -17,7 +17,9 @@ def test_the_bound_up_to_which_a_queue_is_counted_in_each_sample(conn: psycopg.C
     def is_counted() -> bool:
         clock.advance("11 s")
         maintain(conn)
-        return not value(conn, "select is_large from pgqueue.samples where queue = 'mail' order by n desc limit 1")
+        return not value(
+            conn, "select is_large from pgqueue.samples where queue = 'mail' and span = 10 order by n desc limit 1"
+        )
 
     enqueue_many(conn, 1000, queue="mail")
     assert is_counted()

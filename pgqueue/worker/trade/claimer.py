@@ -139,7 +139,7 @@ class Claimer:
         """Stop after some claims in a row that find nothing, with maintenance between them.
 
         An end may release a child, and the end of its group another one, each in a later transaction. A claim that is
-        woken does not count: a job came, or there are so many queues that it has not looked at all of them.
+        woken does not count: a job came, or it has not looked at all queues yet, of more than 64.
         """
         if nothing_held and not await self._is_woken(_EMPTY_PAUSES[self._empty_claims]):
             if self._empty_claims < len(_EMPTY_PAUSES) - 1:

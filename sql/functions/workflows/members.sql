@@ -2,7 +2,7 @@
 
 create or replace function pgqueue.members(group_id bigint, state text default null, after bigint default 0, max integer default 1000)
 returns table (id bigint, task text, job_state text, queue text, attempts integer, error jsonb)
-language plpgsql stable parallel safe security definer rows 100
+language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
