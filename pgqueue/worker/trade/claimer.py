@@ -145,12 +145,14 @@ class Claimer:
             if self._empty_claims < len(_EMPTY_PAUSES) - 1:
                 self._empty_claims += 1
                 await self._links.first.perform(consume.maintain())
-            elif self._has_waited or (due_in := await self._due_in()) > _DEFERRED:
-                self._requests.stop()
-                return
             else:
+                due_in = math.inf if self._has_waited else await self._due_in()
+                # A producer may have chosen this worker while it asked: then the job is its own to claim.
+                if due_in > _DEFERRED and not self._requests.wake.is_set():
+                    self._requests.stop()
+                    return
                 self._has_waited = True
-                await self._is_woken(due_in)
+                await self._is_woken(min(due_in, _DEFERRED))
         await self._wait_for_end()
 
     async def _is_woken(self, pause: float) -> bool:
