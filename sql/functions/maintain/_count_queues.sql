@@ -1,7 +1,7 @@
 -- How many jobs each queue has, by state: the one count behind samples, stats() and wanted().
 --
--- By indexes alone, each sub-lane from its head on. Each count ends at p_most, that of ready jobs at 100 in a queue of p_large,
--- which is known to have many more; those that queues share, of jobs that limits and parents block and of the dead, end
+-- By indexes alone, each sub-lane from its head on, and without a sort. Each count ends at p_most, that of ready jobs at 100 in a
+-- queue of p_large, which is known to have many more; those that queues share, of jobs that limits and parents block and of the dead,
 -- at ten times p_most; that of executing ones at 100,000, without is_cut: it says which queues are counted in turn. Reads only.
 
 -- p_parts, p_part, p_always: one part of the queues, see _sample.
