@@ -24,6 +24,7 @@ from tests.calls import (
 from tests.databases import Database
 from tests.facts import flush_statistics
 from tests.races.test_dependencies import settle
+from tests.sql.plans import blocks
 from tests.sql.test_dependencies import finish
 
 
@@ -234,6 +235,19 @@ def test_progress_and_members(conn: psycopg.Connection) -> None:
     [dead] = table(conn, "members", group, state="dead")
     assert (dead.id, dead.error["class"]) == (members[1], "E")
     assert table(conn, "group_progress", 999) == []
+    # Nothing is after the last id that there is.
+    assert table(conn, "members", group, after=2**63 - 1) == []
+    assert table(conn, "members", None) == []
+
+
+def test_the_first_members_of_a_large_group_are_read_without_the_others(conn: psycopg.Connection) -> None:
+    read = []
+    for members in (100, 3000):
+        group, ids_of_members = group_of(conn, members)
+        conn.execute("vacuum analyze pgqueue.jobs")
+        assert ids(table(conn, "members", group, max=10)) == ids_of_members[:10]
+        read.append(blocks(conn, f"pgqueue.members({group}, max => 10)"))
+    assert read[1] < 1.5 * read[0]
 
 
 def test_explain_counts_the_members_that_are_left(conn: psycopg.Connection) -> None:

@@ -180,3 +180,9 @@ def test_due_jobs_are_looked_up_among_ten_thousand_ids_that_are_read_once(conn: 
     nodes = Explained(conn).nodes(lambda conn: table(conn, "search_due", Jsonb({"retries": [number]})))
     # Once for the filter, and once for a hash of them, however many jobs are due.
     assert [node.rows for node in nodes if node.kind == "Function Scan" and node.rows >= 10_000] == [10_000, 10_000]
+
+
+def test_nothing_is_beyond_the_ends_of_the_ids(mixed: psycopg.Connection) -> None:
+    [oldest] = table(mixed, "search_oldest", Jsonb({}), after=2**63 - 1)
+    [newest] = table(mixed, "search", Jsonb({}), before=-(2**63))
+    assert (oldest.job_ids, newest.job_ids) == ([], [])

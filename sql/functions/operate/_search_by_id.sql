@@ -33,8 +33,8 @@ declare
     v_stopped_at bigint;
     v_is_cut boolean;
 begin
-    p_filter.id_from := greatest(p_filter.id_from, case when p_oldest then p_beyond + 1 end);
-    p_filter.id_to := least(p_filter.id_to, case when not p_oldest then p_beyond - 1 end);
+    p_filter.id_from := greatest(p_filter.id_from, case when p_oldest then p_beyond + (p_beyond < 9223372036854775807)::integer end);
+    p_filter.id_to := least(p_filter.id_to, case when not p_oldest then p_beyond - (p_beyond > -9223372036854775807)::integer end);
     if v_look is not null and v_queue is not null and v_key is not null and v_live <> '{}' and p_filter.groups is null then
         v_look := null;
         v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
@@ -163,8 +163,8 @@ $$;
 -- combines scans returns no job beyond the nearest stop of them, and the next call continues from there. Reads only.
 --
 -- The way and the direction choose the text of the statement; values are parameters. One statement for all ways would open
--- the indexes of all partitions for each of them. Values that an index is read by stand in subqueries, so that the planner
--- chooses the same index for all of them.
+-- the indexes of all partitions for each of them. Values that an index is read by stand in subqueries, so that the planner chooses
+-- the same index for all; not the state of members: it would read all jobs, in the order of ids, for one in which none are.
 create or replace function pgqueue._scan(
     p_filter pgqueue.job_filter, p_way text, p_state pgqueue.job_state, p_group bigint, p_ids bigint[], p_oldest boolean,
     p_matches integer, p_rows integer,
@@ -188,7 +188,7 @@ declare
         end,
         case when v_is_live then 'jobs' else 'history' end,
         case p_way
-            when 'live members' then 'x.group_id is not null and x.group_id = (select $7) and x.state = (select $8) and'
+            when 'live members' then format('x.group_id is not null and x.group_id = (select $7) and x.state = %L and', p_state)
             when 'ended members' then 'x.group_id is not null and x.group_id = (select $7) and'
             when 'ended of a key' then 'x.key is not null and x.key = (select $9) and'
             when 'unfinished' then $x$x.state <> 'succeeded' and x.state = (select $8) and$x$
