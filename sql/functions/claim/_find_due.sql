@@ -33,7 +33,12 @@ begin
         select
             l.queue, l.priority, l.resumed, l.head, l.head_id, l.is_fair,
             exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
-            min(l.queue) over () <> max(l.queue) over () as is_one_of_several,
+            -- Where slots draw their queues, each is found by itself.
+            min(l.queue) over () <> max(l.queue) over () and coalesce(
+                p_draws,
+                (select true from pgqueue.queues q where q.weight <> 1 and (p_queues is null or q.name = any (p_queues)) limit 1),
+                false
+            ) as is_drawn,
             bool_or(l.is_fair) over () as takes_turns
         from run m
         cross join lateral pgqueue._due_lanes(
@@ -55,7 +60,7 @@ begin
         (
             select array_agg(row(t.queue, t.priority, t.is_fair, t.is_limited, t.resumed, t.head, t.head_id)::pgqueue.due_lane)
             from lanes t
-            where t.takes_turns and (t.resumed or cardinality(f.rows) < p_jobs)
+            where t.takes_turns and not t.is_drawn and (t.resumed or cardinality(f.rows) < p_jobs)
         ),
         case when m.is_current then m.busy_lanes end
     into rows, candidates, last_queue, unmaintained, is_unread, v_lanes, v_busy
@@ -79,19 +84,7 @@ begin
                 where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority
                     and j.resumed = l.resumed and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
                     and (p_skipped is null or j.ctid <> all (p_skipped))
-                    and (l.resumed or not l.takes_turns)
-                    and (
-                        not l.is_one_of_several
-                        or coalesce(
-                            not p_draws,
-                            (
-                                select true
-                                from pgqueue.queues q
-                                where q.weight <> 1 and (p_queues is null or q.name = any (p_queues))
-                                limit 1
-                            ) is null
-                        )
-                    )
+                    and (l.resumed or not l.takes_turns) and not l.is_drawn
                 order by j.ready_at, j.id
                 limit case
                     when not l.is_limited then p_jobs
@@ -104,10 +97,7 @@ begin
             limit p_jobs
         ) c
     ) f;
-    -- Where slots draw their queues, each is found by itself.
-    if v_lanes is not null
-        and (cardinality(p_queues) = 1 or not coalesce(p_draws, pgqueue._draws_slots(p_queues, 'weighted')))
-    then
+    if v_lanes is not null then
         foreach v_lane in array v_lanes loop
             if v_lane.resumed and v_lane.is_fair and rows <> '{}' then
                 -- What came back is locked by now, and takes slots of its tenant.
