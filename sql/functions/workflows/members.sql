@@ -9,7 +9,8 @@ as $$
 begin
     perform pgqueue._check_range('max', members.max, 1, 10000, 'Give max within this range, and call again with after => the last id.');
     perform pgqueue._refuse(
-        'state is unknown', format('It is %s.', quote_literal(members.state)), 'Give state as one of a job, or leave it out.'
+        'state is unknown', format('It is %s.', quote_literal(members.state)),
+        format('Give state as one of %s, or leave it out.', array_to_string(enum_range(null::pgqueue.job_state), ', '))
     )
     where members.state <> all (enum_range(null::pgqueue.job_state)::text[]);
     return query
