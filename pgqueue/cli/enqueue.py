@@ -26,6 +26,15 @@ RunAt = Annotated[str | None, typer.Option(help="Start it at this instant or lat
 ExpiresIn = Annotated[str | None, typer.Option(help="Cancel it if it has not started by then: '1 day'.")]
 Timeout = Annotated[str | None, typer.Option(help="How long one attempt may take: '5 min'.")]
 MaxAttempts = Annotated[int | None, typer.Option(help="Attempts before it is dead.")]
+RetryPolicy = Annotated[
+    str | None, typer.Option(help="Its backoff: fixed, exponential, sidekiq or doubling; default: the task's.")
+]
+RetryDelay = Annotated[str | None, typer.Option(help="The first wait of that backoff: '30 s'.")]
+RetryCap = Annotated[str | None, typer.Option(help="The longest wait of that backoff: '1 hour'.")]
+RetryQueue = Annotated[str | None, typer.Option(help="Its further attempts run in this queue.", autocompletion=queues)]
+DependsOn = Annotated[list[int] | None, typer.Option(help="The id of a job that must end first. Repeatable.")]
+RunIf = Annotated[str | None, typer.Option(help="How those must end: succeeded, finished or failed.")]
+Group = Annotated[int | None, typer.Option("--group", help="The id of the open group that it joins.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="A label. Repeatable.")]
 Headers = Annotated[str | None, typer.Option(help="Headers, a JSON object.")]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")]
@@ -56,7 +65,14 @@ def enqueue(
     expires_in: ExpiresIn = None,
     timeout: Timeout = None,
     max_attempts: MaxAttempts = None,
-    tag: Tags = None,
+    retry_policy: RetryPolicy = None,
+    retry_delay: RetryDelay = None,
+    retry_cap: RetryCap = None,
+    retry_queue: RetryQueue = None,
+    depends_on: DependsOn = None,
+    run_if: RunIf = None,
+    group_id: Group = None,
+    tags: Tags = None,
     headers: Headers = None,
     retention: Retention = None,
     key: Key = None,
@@ -74,26 +90,13 @@ def enqueue(
 
     If another job has the dedupe key, prints the id of that job.
     """
+    # Each parameter that is an option of enqueue has its name.
+    given = locals()
     options: dict[str, object] = {
-        "queue": queue,
-        "priority": priority,
-        "delay": delay,
-        "run_at": run_at,
-        "expires_in": expires_in,
-        "timeout": timeout,
-        "max_attempts": max_attempts,
-        "tags": tag or None,
-        "headers": None if headers is None else object_as_written(headers, "--headers"),
-        "retention": retention,
-        "key": key,
-        "score": score,
-        "limit_key": limit_key,
-        "cost": cost,
-        "dedupe": dedupe,
-        "dedupe_for": dedupe_for,
-        "on_conflict": on_conflict,
-        "debounce_max": debounce_max,
+        name: given[name] for name in produce.OPTION_TYPES if given.get(name) not in (None, [])
     }
+    if headers is not None:
+        options["headers"] = object_as_written(headers, "--headers")
     call = produce.enqueue_outcome(task, object_as_written(args, "ARGS"), options)
     with connected(dsn) as connection:
         # Checked before the enqueue: it may be the first job of its queue.

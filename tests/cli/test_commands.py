@@ -92,6 +92,22 @@ def test_enqueue_takes_keys_and_reports_the_outcome_for_a_dedupe_key(run: Run, c
     assert f"Job {first['id']} has it" in refused.err
 
 
+def test_enqueue_takes_a_retry_policy_dependencies_and_a_group(run: Run, conn: psycopg.Connection) -> None:
+    first, second = (run("enqueue", "greet", "--json").json()["id"] for _ in range(2))
+    group = value(conn, "select pgqueue.open_group()")
+    retry = ("--retry-policy", "fixed", "--retry-delay", "7 s", "--retry-cap", "1 min", "--retry-queue", "slow")
+    parents = ("--depends-on", str(first), "--depends-on", str(second), "--run-if", "finished")
+    job_id = run("enqueue", "greet", *retry, *parents, "--group", str(group), "--json").json()["id"]
+    found = conn.execute("select retry, run_if, group_id from pgqueue.jobs where id = %s", (job_id,)).fetchone()
+    assert found is not None
+    assert found[1:] == ("finished", group)
+    assert found[0] == {"policy": "fixed", "delay": 7, "queue": "slow", "cap": 60}
+    parent_ids = conn.execute("select parent from pgqueue.dependencies where child = %s order by 1", (job_id,))
+    assert [each for [each] in parent_ids] == [first, second]
+    refused = run("enqueue", "greet", "--depends-on", "0")
+    assert refused.code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
