@@ -129,7 +129,7 @@ def exchange(
     results: Sequence[bytes | None] | None = None,
     failed: Sequence[Failure] = (),
     *,
-    ask: bool = True,
+    ask: bool,
     careful: bool = False,
 ) -> Call[list[JobRow]]:
     """Report ended jobs and claim others; a claim alone goes to `reserve`, which costs the server less.

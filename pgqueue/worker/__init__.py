@@ -4,9 +4,11 @@ The way of a job, by the calls that it takes:
 
 - in: `Claimer.claim`, `Trade.claim`, `Trade.exchange`, `Exchange.perform`, `db.consume.exchange`; in SQL `reserve`, or
   `exchange` where ends go along; then `Intake.took`, `Runner.take`
-- run: `Runner._run_one`, `Handlers.run`, which returns the `Ending` of the attempt; for plain functions
-  `Runner._run_in_threads`, `Handlers.run_plain`, and `Handlers.run` only for what did not simply succeed; an exception
-  meets `Handlers._failed`
+- run: `Runner.take` wakes as many of its coroutines as there are jobs (`Runner._run_jobs`), and each takes what may
+  start (`Runner._startable`) to `Runner._run_one`, `Handlers.run`, which returns the `Ending` of the attempt; for
+  plain functions `Runner._run_in_threads`, `Handlers.run_plain`, and `Handlers.run` only for what did not simply
+  succeed; an exception is stored by `Handlers._call_on_loop`, raised again in `Handlers._attempt`, where the task's
+  settings apply, and meets `Handlers._failed`
 - out: `Outbox.end`, `Reporter.report_forever` (or the next claim), `Trade.exchange`, `Exchange.perform`; in SQL
   `exchange`; then `Trade.act_on`; what a retry function has to decide goes on to `Deciding`
 

@@ -1,4 +1,8 @@
-"""The one place that counts and logs the outcomes of jobs, and calls the hooks."""
+"""The one place that counts and logs the outcomes of jobs, and calls the hooks for them.
+
+Elsewhere: the hook for reserved jobs is called where they come in, and a notice about breakers is logged by
+the connection that hears it.
+"""
 
 from __future__ import annotations
 
