@@ -4,6 +4,10 @@
 -- paused queue are left out, those of a queue under a limit give what it has capacity for, and where slots draw their queues
 -- nothing is locked. Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few
 -- claims need stands in functions, which cost nothing unless they are called.
+--
+-- Its first statement, from the inside out: run is what maintenance left; lanes are the sub-lanes that have something due, in
+-- serving order, each with what a claim must know of its queue; c are their jobs, locked up to p_jobs; f makes arrays of them.
+-- Beside it go those lanes in which tenants take turns, which are found one by one afterwards.
 
 -- p_lanes: only these, of p_queues. rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all;
 -- null: none. short: there are fewer, and a reason to look for more. unmaintained: no session runs maintenance. is_unread: there

@@ -54,11 +54,11 @@ $$;
 
 -- Where the unique index finds that another claim was first, jobs are taken one by one, and that row is dropped: it is neither
 -- claimed nor changed. If that claim is not committed yet, this waits for it once, briefly; if it stays open, the row is
--- deferred by a second, as behind any locked row, so that the next call does not meet it again. A batch that loses its first
--- key starts no other one: its slot goes to the next job, which may stand before them.
+-- deferred by a second, as behind any locked row, so that the next call does not meet it again. After 40 ms in all, what is left
+-- is dropped. A batch that loses its first key starts no other one: its slot goes to the next job, which may stand before them.
 
 -- p_starts: the jobs with their slots, where payloads start; null: all of p_rows. started: how many slots. skipped: the dropped
--- rows that stay in the ready index; null: all have started.
+-- rows that stay in the ready index, where they are due; null: all have started.
 create or replace function pgqueue._take_keyed(
     p_rows tid[], p_candidates pgqueue.candidate[], p_starts pgqueue.start[], p_now timestamptz, p_worker text,
     p_lease interval, out jobs pgqueue.claimed_job[], out started integer, out skipped tid[]

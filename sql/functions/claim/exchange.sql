@@ -3,7 +3,7 @@
 --
 -- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
 -- job that it waited for: complete, fail, extend, reserve. Jobs that end are locked in id order; if some failed, all first.
--- No job spoils the others. It waits 100 ms at most for rows that another session has locked: extend, or a call to cancel, is
+-- No job spoils the others. It waits 100 ms at most for each lock that another session has: extend, or a call to cancel, is
 -- over by then, and it gives way before deadlock_timeout. Then the free ones end (FOR UPDATE SKIP LOCKED); it reports the others.
 -- The claim comes last, and in a subtransaction when there are ends to keep: neither an error nor a statement_timeout undoes one.
 
@@ -229,7 +229,7 @@ begin
     loop
         begin
             if v_attempt > 1 then
-                -- At last without the failed ones: perhaps they need something locked, such as a retry budget.
+                -- The third time without the failed ones: perhaps they need something locked, such as a retry budget.
                 v_free := pgqueue._lock_ending(
                     p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2), true
                 );

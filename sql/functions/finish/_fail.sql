@@ -142,6 +142,7 @@ begin
         v_attempt.policy := null;
     end if;
 
+    -- One that was superseded (_supersede) is cancelled as well.
     v_attempt.cancel := coalesce(
         v_attempt.cancel, (select false from pgqueue.notes n where n.kind = 'superseded' and n.id = v_attempt.job_id limit 1)
     );
