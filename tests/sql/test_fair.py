@@ -127,6 +127,15 @@ def test_a_higher_priority_goes_first_whoever_waits(conn: psycopg.Connection) ->
     assert ids(reserve(conn, 20)) == urgent
 
 
+def test_tenants_take_turns_beside_a_queue_with_a_weight_whether_it_has_jobs_or_not(conn: psycopg.Connection) -> None:
+    call(conn, "configure_queue", "weighted", weight=3)
+    fill(conn, a=20, b=20)
+    assert starts(conn, 20, 4) == {"a": 10, "b": 10}
+    enqueue_many(conn, 60, queue="weighted")
+    started = starts(conn, 80, 4)
+    assert started == {"a": 10, "b": 10, None: 60}
+
+
 def test_jobs_without_a_limit_key_are_one_tenant(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 50)
     for _ in range(50):
