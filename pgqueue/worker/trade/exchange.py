@@ -159,7 +159,7 @@ class Exchange:
             max_jobs = 0
         if failed or (batch and rows and rows[0].outcome != "reserved"):
             reply.outcomes = {(row.id, row.reservation): row for row in rows if row.outcome != "reserved"}
-            # Ends come first in its reply: see exchange.sql.
+            # In the reply of exchange.sql ends come first.
             rows = rows[len(reply.outcomes) :]
         if max_jobs:
             reply.claimed, reply.deadline = rows, link.sent_at + self._claim.lease
