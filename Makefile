@@ -38,6 +38,7 @@ check: $(installed) ## style, types and the floors of the house
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/mypy
+	$(bin)/mypy tests benchmarks
 	$(bin)/lint-imports
 
 check-sql: $(installed) ## what plpgsql_check says of the SQL; needs Debian's PostgreSQL 15

@@ -140,11 +140,11 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
         return heard
 
     async def claimed() -> bool:
-        rows = await send(consume.exchange(claim, _DEFAULTS.concurrency))
+        rows = await send(consume.exchange(claim, _DEFAULTS.concurrency, ask=False))
         counts.claims += 1
         counts.empty_claims += not rows
         if rows:
-            await send(consume.exchange(claim, 0, [(row[0], row[9]) for row in rows]))
+            await send(consume.exchange(claim, 0, [(row[0], row[9]) for row in rows], ask=False))
         return bool(rows)
 
     try:

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ParamSpec
 
 from pgqueue import _telemetry
 from pgqueue.db import drivers, produce
 from pgqueue.db import steps as db
 from pgqueue.db.results import BatchResult
 from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.tasks import Task, TaskCall
 
-
-class _TaskLike(Protocol):
-    """A task of an App."""
-
-    def using(self, **options: Any) -> Any: ...
+P = ParamSpec("P")
 
 
 def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
@@ -71,21 +68,20 @@ class Group:
         self._connection = connection
         self._open = produce.open_group(name, options)
 
-    def enqueue(self, task: _TaskLike, /, *args: Any, **kwargs: Any) -> Any:
+    def enqueue(self, task: Task[P, Any] | TaskCall[P], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Enqueue a member: a task, or one with options by `using`."""
         return self._with(task, group_id=self.id).enqueue(self._connection, *args, **kwargs)
 
-    def enqueue_many(self, task: _TaskLike, /, args: Iterable[Mapping[str, Any]]) -> Any:
+    def enqueue_many(self, task: Task[..., Any] | TaskCall[...], /, args: Iterable[Mapping[str, Any]]) -> Any:
         """Enqueue a member for each mapping of keyword arguments."""
         return self._with(task, group_id=self.id).enqueue_many(self._connection, args)
 
-    def then(self, task: _TaskLike, /, *args: Any, **kwargs: Any) -> Any:
+    def then(self, task: Task[P, Any] | TaskCall[P], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Enqueue a job that runs when all members have succeeded; for another run_if give `task.using(run_if=...)`.
 
         Jobs that `task.using(depends_on=...)` names are waited for as well.
         """
-        given = getattr(task, "options", None)
-        before = given.get("depends_on") or () if isinstance(given, dict) else ()
+        before = (task.options.get("depends_on") or ()) if isinstance(task, TaskCall) else ()
         return self._with(task, depends_on=[*before, self.id]).enqueue(self._connection, *args, **kwargs)
 
     def __enter__(self) -> Group:
@@ -112,9 +108,9 @@ class Group:
             await closed
 
     def _with(self, task: Any, **options: Any) -> Any:
-        given = getattr(task, "options", None)
-        # A task with options already: they are kept.
-        return task.task.using(**{**given, **options}) if isinstance(given, dict) else task.using(**options)
+        if isinstance(task, TaskCall):  # Its own options are kept.
+            return task.task.using(**{**task.options, **options})
+        return task.using(**options)
 
 
 async def _chained_async(answer: Any) -> list[int]:

@@ -322,7 +322,7 @@ def test_what_a_batch_cannot_send_is_refused_and_names_the_job(conn: psycopg.Con
     with pytest.raises(InvalidArgument, match="run_at of job 0 of the batch has no time zone"):
         pgqueue.enqueue_batch(conn, [{"task": "t", "run_at": datetime(2040, 1, 1)}])
     with pytest.raises(InvalidArgument):
-        send.using(dedupe="d").job()
+        send.using(dedupe="d").job()  # type: ignore[call-arg]
     assert jobs(conn) == []
 
 
@@ -498,7 +498,7 @@ def test_an_unknown_option_is_a_type_error_that_names_the_nearest_one(conn: psyc
     for attempt in (
         lambda: pgqueue.enqueue(conn, "t", dealy="1 s"),
         lambda: pgqueue.enqueue_many(conn, "t", [{}], dealy="1 s"),
-        lambda: send.using(dealy="1 s").enqueue(conn, "a"),
+        lambda: send.using(dealy="1 s").enqueue(conn, "a"),  # type: ignore[call-arg]
     ):
         with pytest.raises(TypeError, match=r"no option 'dealy': did you mean delay\?"):
             attempt()
@@ -534,7 +534,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     own = database.connect(autocommit=False)
     own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with pytest.raises(WrongIsolation, match="READ COMMITTED"):
-        perform(own, consume.exchange(consume.Claim("w", None, None, 30, "weighted"), 1))
+        perform(own, consume.exchange(consume.Claim("w", None, None, 30, "weighted"), 1, ask=True))
     own.rollback()
 
     conn = database.connect()

@@ -89,7 +89,7 @@ def test_misuse_is_refused_when_it_is_declared() -> None:
     with pytest.raises(ConfigError, match="either a cron expression or every"):
         app.schedule("* * * * *", every="1 min")
     with pytest.raises(TypeError, match="no option 'evry'"):
-        app.schedule("* * * * *", evry="1 min")
+        app.schedule("* * * * *", evry="1 min")  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="do not fit"):
         app.schedule("* * * * *", args={"x": 1})(task)
     with pytest.raises(ConfigError, match="only a task"):

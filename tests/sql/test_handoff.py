@@ -127,7 +127,7 @@ def test_what_is_sent_is_what_a_claim_returns(
     call(idle.conn, "awake", "w")
     assert sent.id == job_id
     call(conn, "release", [sent.id], [sent.reservation])
-    [claimed] = perform(conn, consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1))
+    [claimed] = perform(conn, consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1, ask=True))
     assert claimed.lease_expires_at > sent.lease_expires_at
     same = {"reservation": 0, "lease_expires_at": 0}
     assert sent._replace(**same) == claimed._replace(**same)

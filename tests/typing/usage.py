@@ -105,6 +105,18 @@ def a_task_can_be_passed_on() -> None:
     assert_type(app.tasks, dict[str, Task[Any, Any]])
 
 
+def members_of_a_group_are_checked_as_calls_are(sync: Sync) -> None:
+    with app.group(sync) as group:
+        group.enqueue(add, 1, b=2)
+        group.enqueue(add.using(priority=5), 1)
+        group.enqueue_many(add, [{"a": 1}])
+        group.enqueue_many(add.using(queue="q"), [{"a": 1}])
+        group.enqueue(add, "one")  # type: ignore[arg-type]
+        group.enqueue(add.using(queue="q"), 1, c=2)  # type: ignore[call-arg]
+    group.then(add.using(run_if="finished"), 1)
+    group.then(resize, "a.png")
+
+
 def on_a_sync_connection_ids_come_at_once(sync: Sync, rows: psycopg.Connection[DictRow]) -> None:
     assert_type(add.enqueue(sync, 1, b=2), int)
     assert_type(add.enqueue(rows, 1), int)

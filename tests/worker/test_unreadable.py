@@ -120,7 +120,7 @@ async def test_a_claim_that_cannot_be_read_is_not_charged_to_the_end_beside_it(
     good = enqueue(conn, "note", {"text": "fine"})
     worker = Worker(app, dsn, WorkerConfig(name="w", listen=False))
     link = worker._links.first
-    [row] = await link.perform(consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1))
+    [row] = await link.perform(consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1, ask=True))
     held = Held(row, 1e12)
     worker._holding.add(held)
     worker._outbox.end(held, Ending(End.SUCCEEDED, result=b'"done"'))
