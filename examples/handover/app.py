@@ -18,7 +18,7 @@ app = App()
 
 
 @app.task(queue="orders")
-def release_order(order_id: int, job: Job) -> None:
+def release_order(job: Job, order_id: int) -> None:
     """Write the order to both queues. The two writes and the end of this job are committed together."""
     with job.transaction() as connection:
         connection.execute(
@@ -28,7 +28,7 @@ def release_order(order_id: int, job: Job) -> None:
 
 
 @app.task(queue="orders")
-async def release_order_async(order_id: int, job: Job) -> None:
+async def release_order_async(job: Job, order_id: int) -> None:
     """The same on the event loop."""
     async with job.transaction() as connection:
         await connection.execute(

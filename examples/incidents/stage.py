@@ -110,7 +110,7 @@ class Stage:
             timeout=120,
         )
 
-    def until(self, fact: Callable[[], T], within: float = 90.0) -> T:
+    def until(self, fact: Callable[[], T | None], within: float = 90.0) -> T:
         """Wait for a fact."""
         deadline = time.monotonic() + within
         while not (found := fact()):

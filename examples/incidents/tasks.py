@@ -71,7 +71,7 @@ def crunch(batch: int) -> None:
 
 
 @app.task(queue="imports")
-def grow(to: int, seconds: float, job: Job) -> None:
+def grow(job: Job, to: int, seconds: float) -> None:
     """It reads a file into memory until its process holds that number of bytes, and continues with what it read."""
     began, held, hoard = time.monotonic(), memory.resident(), []
     job.log("it reads a file of %d MiB", (to - held) >> 20)

@@ -29,7 +29,7 @@ def place_order(connection: psycopg.Connection, customer: str, cents: int, coupo
 
 
 @app.task(name="shop.confirm_order", queue="default", retry_policy="fixed", retry_delay=timedelta(seconds=1))
-async def confirm_order(order_id: int, job: Job) -> None:
+async def confirm_order(job: Job, order_id: int) -> None:
     """Confirm an order and its payment. The trigger on payments enqueues the receipt."""
     if order_id == 7 and job.attempt <= 2:
         raise ConnectionError(f"the mail server does not answer (attempt {job.attempt})")

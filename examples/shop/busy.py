@@ -58,7 +58,7 @@ async def make_report(customer: int) -> None:
 
 
 @app.task(name="products.load", queue="products", on_shutdown="release", retention_succeeded="10 min")
-async def load_products(rows: int, job: Job) -> None:
+async def load_products(job: Job, rows: int) -> None:
     """Load products, and say how far it has come."""
     for done in range(0, rows, 130):
         job.progress(done, rows, "rows of products.csv")

@@ -11,8 +11,21 @@ from pathlib import Path
 import pytest
 
 import pgqueue
+from tests.docs import pages
 
 USAGE = Path(__file__).with_name("usage.py")
+
+# Litestar's types of ASGI are not Starlette's.
+OTHER_TYPES = {"docs/operate/web.md"}
+
+# The examples, and the pages on which a program has a name.
+PROGRAMS = [
+    "examples",
+    *(page for page in pages.pages() if page not in OTHER_TYPES and any(block.file for block in pages.blocks(page))),
+]
+
+# What a reader's own strictness decides, and packages without types.
+LEFT_OUT = ("import-not-found", "import-untyped", "index", "var-annotated")
 
 
 @pytest.mark.long
@@ -47,3 +60,30 @@ def test_pyright_reports_an_error_exactly_where_mypy_does() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(pgqueue.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+@pytest.mark.parametrize("place", PROGRAMS)
+def test_programs_that_we_show_are_right_to_a_type_checker(place: str, tmp_path: Path) -> None:
+    folder = pages.ROOT
+    if place.endswith(".md"):
+        folder = tmp_path / "examples"
+        for block in pages.blocks(place):
+            if block.file:
+                (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / block.file).write_text(block.text)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--config-file", "", "--check-untyped-defs", "--explicit-package-bases"),
+            *(f"--disable-error-code={code}" for code in LEFT_OUT),
+            "--cache-dir",
+            *(tmp_path.parent / "cache", pages.ROOT / "examples" if folder == pages.ROOT else "."),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
