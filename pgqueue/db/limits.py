@@ -71,11 +71,8 @@ def set_breaker(
     """Stop a task or a limit_key where too many attempts fail; reads whether anything changed. None: as it is set, else
     0.5, 20 and 30 s."""
     return Call(
-        b"select pgqueue.set_breaker(g.kind, g.target, failures => coalesce(%s::double precision, b.failures, 0.5),"
-        b" of => coalesce(%s::integer, b.of, 20), pause => coalesce(%s::interval, b.pause, '30 s'))"
-        b" from (values (%s::text, %s::text)) g (kind, target)"
-        b" left join pgqueue.breakers b on b.kind = g.kind and b.target = g.target",
-        (failures, of, pause, kind, target),
+        b"select pgqueue.set_breaker(%s::text, %s::text, %s::double precision, %s::integer, %s::interval)",
+        (kind, target, failures, of, pause),
         read_first,
     )
 

@@ -357,6 +357,21 @@ def test_a_wrong_breaker_is_refused(conn: psycopg.Connection, args: tuple[Any, .
         call(conn, "set_breaker", *args)
 
 
+def test_an_option_that_is_left_out_keeps_its_value(conn: psycopg.Connection) -> None:
+    def stored() -> tuple[Any, ...] | None:
+        return conn.execute("select failures, of, extract(epoch from pause)::integer from pgqueue.breakers").fetchone()
+
+    assert call(conn, "set_breaker", "task", "t") is True
+    assert stored() == (0.5, 20, 30)
+    assert call(conn, "set_breaker", "task", "t", failures=0.25, of=8, pause="2 min") is True
+    assert call(conn, "set_breaker", "task", "t") is False
+    assert call(conn, "set_breaker", "task", "t", of=9) is True
+    assert stored() == (0.25, 9, 120)
+    audited = conn.execute("select filter from pgqueue.audit order by n desc limit 1").fetchone()
+    assert audited is not None
+    assert (audited[0]["failures"], audited[0]["of"]) == (0.25, 9)
+
+
 def test_maintenance_keeps_the_newest_opening(conn: psycopg.Connection, clock: Clock) -> None:
     open_it(conn)
     clock.advance("2 days")

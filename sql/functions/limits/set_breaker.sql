@@ -4,7 +4,7 @@
 -- whose half_open_at says from when on it lets one job through: see _pauses_of and _may_probe. _note_ends counts what ends.
 
 create or replace function pgqueue.set_breaker(
-    kind text, target text, failures double precision default 0.5, of integer default 20, pause interval default '30 s'
+    kind text, target text, failures double precision default null, of integer default null, pause interval default null
 )
 returns boolean
 language plpgsql security definer
@@ -12,23 +12,27 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    v_old constant pgqueue.breakers := (
+        select b from pgqueue.breakers b where b.kind = set_breaker.kind and b.target = set_breaker.target for update
+    );
+    v_failures constant double precision := coalesce(set_breaker.failures, v_old.failures, 0.5);
+    v_of constant integer := coalesce(set_breaker.of, v_old.of, 20);
+    v_pause constant interval := coalesce(set_breaker.pause, v_old.pause, '30 s');
     v_changed boolean;
     v_wrong text[] := case
-        when (set_breaker.failures between 0.01 and 1) is not true then array[
-            'failures must be between 0.01 and 1', format('It is %s.', coalesce(set_breaker.failures::text, 'null')),
+        when v_failures not between 0.01 and 1 then array[
+            'failures must be between 0.01 and 1', format('It is %s.', v_failures),
             'Give failures as the share of attempts that open the breaker: 0.5 for a half.']
-        when (set_breaker.of between 1 and 10000) is not true then array[
-            'of must be between 1 and 10000', format('It is %s.', coalesce(set_breaker.of::text, 'null')),
-            'Give of as the number of attempts to look at.']
-        when (isfinite(set_breaker.pause) and set_breaker.pause between '1 s' and '1 hour') is not true then array[
-            'pause must be between a second and an hour', format('It is %s.', coalesce(set_breaker.pause::text, 'null')),
-            'Give pause as an interval, such as ''30 s''.']
+        when v_of not between 1 and 10000 then array[
+            'of must be between 1 and 10000', format('It is %s.', v_of), 'Give of as the number of attempts to look at.']
+        when not isfinite(v_pause) or v_pause not between '1 s' and '1 hour' then array[
+            'pause must be between a second and an hour', format('It is %s.', v_pause), 'Give pause as an interval, such as ''30 s''.']
     end;
 begin
     perform pgqueue._check_limit(set_breaker.kind, set_breaker.target, '{task,limit_key}');
     perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     insert into pgqueue.breakers as b (kind, target, failures, of, pause)
-    values (set_breaker.kind, set_breaker.target, set_breaker.failures, set_breaker.of, set_breaker.pause)
+    values (set_breaker.kind, set_breaker.target, v_failures, v_of, v_pause)
     on conflict (kind, target) do update
     set failures = excluded.failures, of = excluded.of, pause = excluded.pause
     where (b.failures, b.of, b.pause) is distinct from (excluded.failures, excluded.of, excluded.pause);
@@ -40,8 +44,7 @@ begin
     return pgqueue._audit(
         'set_breaker',
         jsonb_build_object(
-            'kind', set_breaker.kind, 'target', set_breaker.target, 'failures', set_breaker.failures, 'of', set_breaker.of,
-            'pause', set_breaker.pause
+            'kind', set_breaker.kind, 'target', set_breaker.target, 'failures', v_failures, 'of', v_of, 'pause', v_pause
         ),
         v_changed::integer
     );
@@ -50,7 +53,7 @@ $$;
 
 comment on function pgqueue.set_breaker(text, text, double precision, integer, interval) is
     'Stop a task or a limit_key (kind; target* for each limit_key that begins so, by itself) that fails: when the share failures of its newest attempts, at least "of" of them, has failed, nothing of it starts for pause. '
-    'Then one job at a time starts: if its attempt succeeds, the breaker closes; if it fails, it opens for twice as long, up to an hour. Discard, Cancel, Snooze, Throttled and lost leases do not count. False: unchanged. '
+    'Then one job at a time starts: if its attempt succeeds, the breaker closes; if it fails, it opens for twice as long, up to an hour. Discard, Cancel, Snooze, Throttled and lost leases do not count. An option that is left out keeps its value, at first 0.5, 20 and 30 s. False: unchanged. '
     'select pgqueue.set_breaker(''task'', ''charge'', failures => 0.5, of => 20, pause => ''30 s'');';
 
 -- Counts attempts that ended, for each breaker that they are under: one row of breaker_ends, in the transaction of the ends.
