@@ -233,8 +233,8 @@ def _leave_two_partitions(conn: psycopg.Connection) -> None:
             )
             conn.execute(f"alter table pgqueue.history_all_{each} replica identity full".encode())
             conn.execute(f"comment on table pgqueue.history_all_{each} is 'Private: history of all times.'".encode())
-    # Each clone copies what the catalogs have left. Those of the whole server are left out: while this waits for a session that
-    # reads one of them, nobody else can connect.
+    # Each clone copies what the catalogs have left. Those of the whole server are left out: while this waits for a
+    # session that reads one of them, nobody else can connect.
     own = conn.execute("""
         select string_agg(format('%I.%I', relnamespace::regnamespace, relname), ', ') from pg_class
         where relkind = 'r' and not relisshared
