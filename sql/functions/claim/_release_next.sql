@@ -72,7 +72,7 @@ begin
                 returning j.priority into v_priority;
                 if (v_position.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
                     perform pgqueue._register_lane(v_position.queue, v_priority, v_ready_at);
-                    perform pgqueue._wake(v_position.queue, v_ready_at, 2, null);
+                    perform pgqueue._wake(v_position.queue, v_ready_at);
                     v_lane_queue := v_position.queue;
                     v_lane_priority := v_priority;
                 end if;

@@ -141,7 +141,7 @@ begin
     end if;
     -- There may be more than this worker can run: pass the wake-up on. Or more in other lanes, or behind jobs that it blocked.
     if v_free = 0 then
-        perform pgqueue._wake(v_found.last_queue, v_now, 1, reserve.worker);
+        perform pgqueue._wake(v_found.last_queue, v_now, p_count => 1, p_except => reserve.worker);
     elsif (not v_round.is_whole or (v_again and v_free = reserve.max_jobs and exists (
         select from unnest(v_found.candidates) c where c.is_expired or (c.row_ctid = any (v_skipped)) is not true
     ))) and pgqueue._may_notify() then

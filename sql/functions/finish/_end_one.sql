@@ -17,7 +17,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-    v_may_have_children boolean := pgqueue._has_notes();
+    v_may_have_children boolean := pgqueue._ever_depended();
     v_gone record;
     v_has_ended boolean;
 begin
@@ -89,7 +89,7 @@ begin
         -- Not IS NOT NULL, which asks that each field of the row has a value.
         v_has_ended := not (v_gone.job is null);
         -- A job may have been made to depend on this one meanwhile. An old snapshot does not show it.
-        if v_has_ended and pgqueue._has_notes()
+        if v_has_ended and pgqueue._ever_depended()
             and (
                 pgqueue._old_snapshot()
                 or (

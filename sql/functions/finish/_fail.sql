@@ -223,7 +223,7 @@ begin
         -- The payloads of a batch may differ in priority.
         perform pgqueue._register_lane(p_attempt.queue, l.priority, v_ready_at)
         from (select distinct j.priority from pgqueue.jobs j where j.id = any (v_left)) l;
-        perform pgqueue._wake(p_attempt.queue, v_ready_at, 2, null);
+        perform pgqueue._wake(p_attempt.queue, v_ready_at);
     end if;
     return v_left;
 end
@@ -271,7 +271,7 @@ begin
         order by min(f.ready_at)
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at);
     end loop;
 
     select

@@ -25,7 +25,7 @@ declare
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
 begin
-    if pgqueue._has_notes() then
+    if pgqueue._ever_depended() then
         -- Locked first: so the next statement shows every job that was made to depend on one of these before.
         perform l.id
         from (select u.id, u.reservation from unnest(p_job_ids, p_reservations) u (id, reservation) order by u.id) w
@@ -131,7 +131,7 @@ begin
     if v_gone.more is not null then
         perform pgqueue._follow_ends(v_gone.more, p_executing, p_state, p_error);
     end if;
-    if p_settle and pgqueue._has_notes() then
+    if p_settle and pgqueue._ever_depended() then
         perform pgqueue._end_parents(v_gone.ids, p_state::text);
     end if;
     return v_gone.ids;

@@ -79,7 +79,7 @@ begin
         group by b.queue, b.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_ready_at);
     end loop;
     perform pgqueue._release_earlier(v_back) where v_keyed;
     -- Only now, because a leader ends together with the members that are still in its batch.

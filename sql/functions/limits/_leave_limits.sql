@@ -38,7 +38,7 @@ begin
         end if;
     end loop;
     -- In fair queues the jobs of a tenant at its limit are not blocked. Only the lanes of the tenant itself are read.
-    perform pgqueue._wake(f.queue, v_now, 1, null)
+    perform pgqueue._wake(f.queue, v_now, p_count => 1)
     from (
         select distinct u.name
         from unnest(p_limit_keys) u (name)
@@ -191,7 +191,7 @@ begin
         group by b.queue, b.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_ready_at);
     end loop;
     return cardinality(v_rows);
 end

@@ -114,6 +114,6 @@ begin
         limit 1;
         exit when not found or not starts_with(v_name, v_first);
     end loop;
-    perform pgqueue._wake(p_target, v_now, 2, null) where p_kind = 'queue';
+    perform pgqueue._wake(p_target, v_now) where p_kind = 'queue';
 end
 $$;

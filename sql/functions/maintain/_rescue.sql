@@ -216,7 +216,7 @@ begin
             limit 1
         ) as last
     into v_seen;
-    perform pgqueue._register_lane(m.queue, m.priority, v_now), pgqueue._wake(m.queue, v_now, 2, null)
+    perform pgqueue._register_lane(m.queue, m.priority, v_now), pgqueue._wake(m.queue, v_now)
     from unnest(v_seen.lanes) m;
     return case when v_seen.rows = p_limit then v_seen.last end;
 end

@@ -53,7 +53,7 @@ begin
     cross join lateral pgqueue._retention_of('succeeded', g.retention, g.task, g.queue) r;
     perform pgqueue._forget_deleted(v_gone.ids, v_gone.unkept, v_gone.dedupe_ids, v_gone.children);
     perform pgqueue._follow_ends(v_gone.more, false, null, null) where v_gone.more is not null;
-    perform pgqueue._end_parents(v_gone.ids, 'deleted') where v_gone.ids <> '{}' and pgqueue._has_notes();
+    perform pgqueue._end_parents(v_gone.ids, 'deleted') where v_gone.ids <> '{}' and pgqueue._ever_depended();
     return cardinality(v_gone.ids)::bigint;
 end
 $$;

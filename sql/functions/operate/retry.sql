@@ -68,7 +68,7 @@ begin
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
-        perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_now);
     end loop;
     return v_count;
 end
@@ -140,7 +140,7 @@ begin
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_now);
         insert into pgqueue.head_marks (reason, at) select 'key', pgqueue._clock() where v_lane.is_keyed;
         v_is_child := v_is_child or v_lane.is_child;
         v_group_ids := v_group_ids || v_lane.group_ids;

@@ -140,7 +140,7 @@ begin
         v_count := v_count + v_lane.jobs;
         if v_moves and v_lane.ready_at is not null then
             perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
-            perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+            perform pgqueue._wake(v_lane.queue, v_lane.ready_at);
         end if;
     end loop;
     perform pgqueue._release_next(v_left.queues, v_left.keys, v_left.ids) where v_left.ids is not null;

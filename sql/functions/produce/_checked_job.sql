@@ -131,8 +131,8 @@ begin
         order by a.queue, a.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
-        perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null) where v_lane.due_at > v_lane.ready_at;
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at);
+        perform pgqueue._wake(v_lane.queue, v_lane.due_at) where v_lane.due_at > v_lane.ready_at;
     end loop;
 end
 $$;

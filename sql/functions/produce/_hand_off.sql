@@ -53,7 +53,7 @@ begin
     if v_noted is not null then
         begin
             perform set_config('pgqueue.woken', '', true);
-            perform pgqueue._wake(n.note ->> 0, (n.note ->> 1)::timestamptz, 2, null, v_commits_at)
+            perform pgqueue._wake(n.note ->> 0, (n.note ->> 1)::timestamptz, p_commits_at => v_commits_at)
             from jsonb_array_elements(('[' || v_noted || ']')::jsonb) n (note);
         exception when others then
             -- A late start is better than a commit that fails.
@@ -128,7 +128,7 @@ begin
     end;
     if v_handed is not true then
         begin
-            perform pgqueue._wake(j.queue, j.ready_at, 2, null, v_commits_at)
+            perform pgqueue._wake(j.queue, j.ready_at, p_commits_at => v_commits_at)
             from pgqueue.jobs j
             where j.id = new.id and j.state = 'waiting';
         exception when others then

@@ -138,7 +138,7 @@ begin
     if not v_is_known then
         perform pgqueue._register_lane(v_queue, v_priority, v_now, array[v_lane_key]);
     end if;
-    perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null) where v_wakes;
+    perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now)) where v_wakes;
     return v_id;
 end
 $$;

@@ -102,8 +102,8 @@ begin
         perform pgqueue._add_dependencies(v_ids, v_job.followers);
     elsif found then
         perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at, array[v_job.lane_key]);
-        perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);
-        perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step), 2, null) where v_step > '0';
+        perform pgqueue._wake(v_job.queue, v_job.ready_at);
+        perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step)) where v_step > '0';
     end if;
 end
 $$;

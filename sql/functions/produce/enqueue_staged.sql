@@ -84,7 +84,7 @@ begin
         order by l.queue, l.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at);
     end loop;
 
     v_outcomes := case when v_plain < v_rows then pgqueue._enqueue_staged_others(v_now) else '{}' end;

@@ -1,8 +1,8 @@
 -- Wake-up: notifies idle workers that a job is ready.
 --
 -- _wake reads one range of an index (the workers that serve this queue and are idle now and beyond the ready time) and notifies at
--- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
--- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
+-- most p_count of them, at random: two, for one may be gone. The payload wake means that the job is ready: claim. The payload due
+-- means that it becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
 -- Both carry the time of the commit in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many
 -- wait, workers stay awake. Only an event at the commit knows it: where the transaction has one, _wake leaves a note for it, see
 -- _hand_off. So there is no time if the transaction inserted no job, nor on the common channel.
@@ -10,7 +10,7 @@
 -- common channel. Never waits and locks nothing.
 
 create or replace function pgqueue._wake(
-    p_queue text, p_ready_at timestamptz, p_count integer, p_except text, p_commits_at timestamptz default null
+    p_queue text, p_ready_at timestamptz, p_count integer default 2, p_except text default null, p_commits_at timestamptz default null
 )
 returns void
 language plpgsql

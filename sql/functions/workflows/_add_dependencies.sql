@@ -241,7 +241,7 @@ begin
         order by r.queue, r.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now, v_lane.lane_keys);
-        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at);
     end loop;
     perform pgqueue._drop_dependencies(p_ids, not p_early);
 end

@@ -225,7 +225,7 @@ end
 $$;
 
 -- Inlined: no SET. Each child and each member advances the sequence before it is committed, and no snapshot hides that.
-create or replace function pgqueue._has_notes()
+create or replace function pgqueue._ever_depended()
 returns boolean
 language sql parallel safe
 as $$

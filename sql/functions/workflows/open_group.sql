@@ -29,7 +29,7 @@ begin
     v_job.blocked_on := '@open';
     perform pgqueue._insert_jobs(array[v_job]);
     perform pgqueue._add_dependencies(array[v_job.id], v_job.followers) where v_job.depends_on is not null;
-    -- Shows the ends of members that there are groups: see _has_notes.
+    -- Shows the ends of members that there are groups: see _ever_depended.
     perform pgqueue._leave_notes('group', array[v_job.id]);
     return v_job.id;
 end
