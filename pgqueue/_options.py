@@ -243,8 +243,13 @@ class TaskOptions:
         """
         options = self.as_mapping()
         if isinstance(self.expires_in, timedelta):
-            options["expires_in"] = f"{self.expires_in // timedelta(microseconds=1)} us"
+            options["expires_in"] = timedelta_text(self.expires_in)
         return {name: options[name] for name in ("queue", "priority", "expires_in", "accumulate") if name in options}
+
+
+def timedelta_text(value: timedelta) -> str:
+    """Write it as text that PostgreSQL reads the same in each IntervalStyle; no part is beyond 32 bits, for PostgreSQL 14."""
+    return f"{value.days:+} days {value.seconds:+} s {value.microseconds:+} us"
 
 
 _NUMBERS: Mapping[str, tuple[float, float]] = {

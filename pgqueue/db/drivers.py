@@ -47,9 +47,16 @@ class Psycopg2Connection(Protocol):
 
 
 class AsyncpgConnection(Protocol):
-    """A connection of asyncpg, also as a pool hands it out."""
+    """A connection of asyncpg."""
 
     def is_in_transaction(self) -> bool: ...
+
+
+class AsyncpgPoolConnection(Protocol):
+    """A connection of asyncpg as a pool hands it out: its methods are made when it runs, and no type checker sees them."""
+
+    _con: Any
+    _holder: Any
 
 
 class AsyncpgPool(Protocol):
@@ -66,7 +73,7 @@ SyncConnection: TypeAlias = """(
 )"""
 AsyncConnection: TypeAlias = """(
     psycopg.AsyncConnection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | sqlalchemy.ext.asyncio.AsyncSession
-    | sqlalchemy.ext.asyncio.async_scoped_session[Any] | AsyncpgConnection
+    | sqlalchemy.ext.asyncio.async_scoped_session[Any] | AsyncpgConnection | AsyncpgPoolConnection
     | psycopg_pool.AsyncConnectionPool[Any] | sqlalchemy.ext.asyncio.AsyncEngine | AsyncpgPool
 )"""
 

@@ -323,4 +323,4 @@ def check_value(what: str, value: object, kind: str | None = None) -> None:
 def interval_text(value: object) -> str:
     """Write a delay, which may be seconds, as text that PostgreSQL reads."""
     value = as_interval("the delay", value)
-    return f"{value // timedelta(microseconds=1)} us" if isinstance(value, timedelta) else str(value)
+    return _options.timedelta_text(value) if isinstance(value, timedelta) else str(value)

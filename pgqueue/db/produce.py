@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +46,7 @@ OPTION_TYPES = {
     "retry_cap": "interval",
     "cost": "integer",
 }
+_ARRAYS = ("tags", "depends_on")
 
 
 def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[int]:
@@ -119,6 +121,10 @@ def _batch_job(number: int, job: Mapping[str, object]) -> str:
             value = orjson.Fragment(args_to_json(value, f"args of job {number} of the batch"))
         if OPTION_TYPES.get(name) == "interval":
             value = as_interval(f"{name} of job {number} of the batch", value)
+        elif name in _ARRAYS and not isinstance(value, str) and isinstance(value, Iterable):
+            value = elements(f"{name} of job {number} of the batch", value)
+        elif isinstance(value, Decimal) and value.is_finite():
+            value = orjson.Fragment(str(value))
         options[name] = interval_text(value) if isinstance(value, timedelta) else value
     return to_json(options, f"job {number} of the batch")
 
@@ -140,9 +146,11 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         check_value(name, value, OPTION_TYPES[name])
         if OPTION_TYPES[name] == "interval":
             value = as_interval(name, value)
+        elif OPTION_TYPES[name] == "numeric" and isinstance(value, float):
+            value = Decimal(repr(value))  # From a double precision PostgreSQL would make a numeric of 15 digits.
         elif name in ("headers", "declared"):
             value = to_json(value, name)
-        elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
+        elif name in _ARRAYS and not isinstance(value, str) and isinstance(value, Iterable):
             value = elements(name, value)
         elif isinstance(value, dict):
             # The error of a driver would not name the option.

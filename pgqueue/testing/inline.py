@@ -27,7 +27,7 @@ def inline(app: App) -> Iterator[list[Performed]]:
     """Run tasks of this App where they are enqueued, within a `with` block; yields the list of performed jobs.
 
     It holds for the methods of a task and for `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome` of a task, in all
-    threads; no connection is used, and None will do. Middleware, validation, codec and JSON work as usual; delays,
+    threads; no connection is used, so any will do. Middleware, validation, codec and JSON work as usual; delays,
     queues, keys and retries have no effect. The enqueue raises the exception of the handler. An async handler needs an
     enqueue that is awaited, or a thread without an event loop. Not for enqueues by a task's name, by
     `enqueue_batch`, or in SQL.

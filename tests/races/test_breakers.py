@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue_many, reserve, value
+from tests.calls import call, enqueue_many, maintain, reserve, value
 from tests.databases import Database
 
 
@@ -93,3 +93,20 @@ def test_a_probe_ends_beside_an_open_call_that_resumes_what_its_breaker_stopped(
         [second] = reserve(conn, 1, lease="1 day")
         assert call(conn, "complete", second.id, second.reservation) is True
     assert value(conn, "select count(*) from pgqueue.pauses") == 0
+
+
+def test_a_breaker_that_is_removed_while_it_opens_is_not_half_open_for_ever(
+    conn: psycopg.Connection, other: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "set_breaker", "task", "t", of=1)
+    enqueue_many(conn, 6)
+    [first] = reserve(conn, 1)
+    call(other, "fail", first.id, first.reservation, retry_in="1 day")
+    assert call(conn, "remove_breaker", "task", "t") is True
+    other.commit()
+    assert value(conn, "select source from pgqueue.pauses") == "breaker"
+    for _ in range(3):
+        clock.advance("1 min")
+        maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.pauses") == 0
+    assert len(reserve(conn, 3, lease="1 day") + reserve(conn, 3, lease="1 day")) == 5

@@ -579,3 +579,23 @@ def test_explain_says_of_a_job_of_a_tenant_what_the_one_before_it_costs(conn: ps
     assert claim(conn) == []
     reason, detail, _ = explained(conn, small)
     assert (reason, detail.startswith("its limit limit_key:a has 300 of 1,200 units")) == ("limit", True)
+
+
+def test_a_bucket_that_takes_months_to_fill_is_not_full_after_one(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    call(conn, "set_limit", "limit_key", "a", rate=10, per="1 day", burst=1000)
+    enqueue(conn, limit_key="a", cost=1000)
+    first = reserve_one(conn)
+    call(conn, "complete", first.id, first.reservation)
+    clock.advance("33 days")
+    for _ in range(3):
+        maintain(conn)
+        clock.advance("1 min")
+    for _ in range(20):
+        enqueue(conn, limit_key="a", cost=50)
+    assert len(reserve(conn, 20) + reserve(conn, 20)) == 6
+    clock.advance("100 days")
+    for _ in range(3):
+        maintain(conn)
+        clock.advance("1 min")
+    assert value(conn, "select count(*) from pgqueue.limit_levels where name = 'limit_key:a' and at < '2030-03-01'") == 0

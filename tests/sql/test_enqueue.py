@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, enqueue_many, ids, job, reserve, reserve_one, state, value
+from tests.calls import call, column, enqueue, enqueue_many, ids, job, reserve, reserve_one, state, table, value
 from tests.databases import Database
 
 NOON = "2030-01-01 12:00+00"
@@ -225,3 +225,15 @@ def test_a_spread_is_between_zero_and_a_year(conn: psycopg.Connection, spread: s
         enqueue_many(conn, 2, spread=spread)
     assert refused.value.sqlstate == "22023"
     assert len(enqueue_many(conn, 2, spread="0")) == len(reserve(conn, 3)) == 2
+
+
+@pytest.mark.parametrize("limit_key", ["*", "acme*"])
+def test_a_limit_key_that_would_stand_for_others_is_refused(conn: psycopg.Connection, limit_key: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="limit_key must be .* not end in \\*"):
+        enqueue(conn, limit_key=limit_key)
+    [row] = table(conn, "enqueue_batch", [Jsonb({"task": "t", "limit_key": limit_key})])
+    assert row.outcome == "error"
+    waiting = enqueue(conn, limit_key="acme")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="limit_key must be"):
+        call(conn, "update_job", waiting, limit_key=limit_key)
+    assert value(conn, "select count(*) from pgqueue.jobs") == 1

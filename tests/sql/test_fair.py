@@ -169,12 +169,12 @@ def test_a_tenant_with_long_jobs_starts_more_also_where_only_lanes_without_jobs_
     conn: psycopg.Connection, clock: Clock
 ) -> None:
     clock.set(NOON)
-    fill(conn, a=10)
+    fill(conn, a=3)
     assert len(reserve(conn, 3, "busy")) == 3
     clock.advance("1 s")
     # Their lanes stay on the path, more of them than a claim may probe in vain.
     fill(conn, **{f"t{i}": 1 for i in range(150)})
-    rows = [row for row in reserve(conn, 157) if job(conn, row.id).limit_key != "a"]
+    rows = reserve(conn, 150)
     column(conn, "complete_many", *pairs(rows))
     assert len(rows) == 150
     fill(conn, a=10)
@@ -848,3 +848,16 @@ def test_jobs_of_a_queue_that_is_fair_no_more_start_once_they_have_left_their_la
         maintain(conn)
     assert value(conn, "select count(*) from pgqueue.jobs where lane_key is not null") == 0
     assert len(reserve(conn, 3)) == 3
+
+
+def test_a_tenant_with_less_than_its_part_of_all_that_runs_has_turns_however_long_its_jobs_are(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    fill(conn, a=3)
+    assert len(reserve(conn, 3, "busy")) == 3
+    clock.advance("2 s")
+    fill(conn, a=50, b=100)
+    assert tenants(conn, reserve(conn, 40)).count("b") >= 20
+    maintain(conn)
+    assert "a" in tenants(conn, reserve(conn, 10))

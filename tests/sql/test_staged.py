@@ -142,6 +142,7 @@ def test_dedupe_holds_among_the_rows_and_against_existing_jobs(conn: psycopg.Con
         ({"task": "t", "queue": ""}, "queue must be"),
         ({"task": "t", "key": "k" * 513}, "key must be"),
         ({"task": "t", "limit_key": ""}, "limit_key must be"),
+        ({"task": "t", "limit_key": "acme*"}, "limit_key must be"),
         ({"task": "t", "delay": "1 h", "run_at": "2040-01-01 00:00+00"}, "run_at and delay were both given"),
         ({"task": "t", "delay": "99999 years"}, "delay must be a finite interval"),
         ({"task": "t", "run_at": "infinity"}, "run_at must be finite"),
@@ -272,3 +273,12 @@ def test_an_idle_worker_of_the_lanes_queue_is_woken_once(conn: psycopg.Connectio
     load(conn, *({"task": "t", "queue": "q", "priority": n} for n in range(3)))
     assert [each.payload.split()[0] for each in listener.notifies(timeout=60, stop_after=1)] == ["wake"]
     assert list(listener.notifies(timeout=0)) == []
+
+
+def test_what_a_load_left_that_was_given_up_is_not_enqueued_by_the_next_one(conn: psycopg.Connection) -> None:
+    with conn.transaction():
+        for task in ("given up", "t"):
+            conn.execute("select pgqueue.stage()")
+            conn.execute("insert into pgqueue_staged (task) values (%s)", [task])
+        assert conn.execute("select * from pgqueue.enqueue_staged()").fetchall() == [("inserted", 1)]
+    assert value(conn, "select array_agg(task) from pgqueue.jobs") == ["t"]

@@ -182,3 +182,17 @@ def test_a_job_that_another_session_holds_is_skipped(conn: psycopg.Connection, d
     assert (done.changed, done.passed_over) == (1, 1)
     assert job(conn, second).priority == 4
     other.rollback()
+
+
+@pytest.mark.parametrize(("before", "after"), [("1 day", "-2 hours"), ("-1 day", "1 day")])
+def test_a_time_in_the_past_is_now_for_when_a_job_expires(
+    conn: psycopg.Connection, clock: Clock, before: str, after: str
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    run_at = "select pgqueue._clock() + %s::interval"
+    moved = enqueue(conn, run_at=value(conn, run_at, before), expires_in="1 hour")
+    assert call(conn, "update_job", moved, run_at=value(conn, run_at, after)) is True
+    left = "select expires_at - greatest(run_at, pgqueue._clock()) from pgqueue.jobs"
+    assert value(conn, left) == timedelta(hours=1)
+    assert call(conn, "update_job", moved, priority=5) is True
+    assert value(conn, left) == timedelta(hours=1)

@@ -296,8 +296,8 @@ begin
 end
 $$;
 
--- A step of maintain, whose row has the result: the lanes of the tenants of fair queues that execute more than their part of the jobs
--- that began more than a second ago, another tenant counted in, of the 2,000 leases that lapse first; the 64 with most, as _head_name
+-- A step of maintain, whose row has the result: the lanes of the tenants of fair queues whose jobs that began more than a second ago
+-- are more than their part of all, another tenant counted in, of the 2,000 leases that lapse first; the 64 with most, as _head_name
 -- names them. Claims do not count: beside short jobs the walk over the leases that ended would cost more than all the rest.
 create or replace function pgqueue._busy_tenants()
 returns text[]
@@ -311,12 +311,13 @@ begin
         return null;
     end if;
     return (
-        select (array_agg(pgqueue._head_name(b.queue, pgqueue._lane_of(b.limit_key)) order by b.executing desc))[1:64]
+        select (array_agg(pgqueue._head_name(b.queue, pgqueue._lane_of(b.limit_key)) order by b.executing * b.part_of_long desc))[1:64]
         from (
-            select
-                e.*, sum(e.executing) over (partition by e.queue) as of_queue, count(*) over (partition by e.queue) as tenants
+            select e.*, sum(e.executing) over (partition by e.queue) as of_queue, count(*) over (partition by e.queue) as tenants
             from (
-                select l.queue, l.limit_key, count(*)::double precision / pgqueue._share_of(coalesce(l.limit_key, '')) as executing
+                select
+                    l.queue, l.limit_key, count(*)::double precision / pgqueue._share_of(coalesce(l.limit_key, '')) as executing,
+                    avg((l.reserved_at <= v_now - interval '1 s')::integer) as part_of_long
                 from (
                     select j.queue, j.limit_key, j.reserved_at
                     from pgqueue.jobs j
@@ -325,11 +326,10 @@ begin
                     limit 2000
                 ) l
                 join pgqueue.queues q on q.name = l.queue and q.fair_by is not null
-                where l.reserved_at <= v_now - interval '1 s'
                 group by l.queue, l.limit_key
             ) e
         ) b
-        where b.executing > 1 + b.of_queue / (b.tenants + 1)
+        where b.executing * b.part_of_long > 1 + b.of_queue / (b.tenants + 1)
     );
 end
 $$;

@@ -99,8 +99,7 @@ begin
     select coalesce(array_agg(n.name order by n.name), '{}') into v_names
     from (select t.name from taken t union select d.name from due d where d.next_at <= v_now - interval '1 s') n;
     foreach v_name in array v_names loop
-        -- A name is kind:target; that of a pause follows pause:. For a limit_key the target is the job's value, while the limit
-        -- may be on a prefix*: so the limit is looked up as for a job with that value.
+        -- A name is kind:target, of a pause behind pause:. For a limit_key it has the job's value, by which a prefix* is found.
         v_of := regexp_match(v_name, '^(?:pause:)?([a-z_]+):(.*)$');
         select l.* into v_limit
         from pgqueue._rules_of(
@@ -132,8 +131,9 @@ begin
             );
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
-        select v_name, v_left.next_at, v_left.timed
-        where exists (select from pgqueue._first_blocked_on(v_name));
+        select v_name, w.next_at, w.timed
+        from (values (v_left.next_at, v_left.timed), (v_now + interval '5 min', false)) w (next_at, timed)
+        where w.next_at <= v_left.next_at and exists (select from pgqueue._first_blocked_on(v_name));
     end loop;
     return v_released;
 end

@@ -120,7 +120,7 @@ as $$
         select (p_rule).rate - coalesce(sum(s.started), 0) as units, min(s.at) as first_at
         from pgqueue.limit_starts s
         where (p_rule).rate is not null and (p_rule).burst is null and s.name = (p_rule).name
-            and s.at > pgqueue._after(p_now, -(p_rule).per) and s.at <= p_now + interval '1 s'
+            and s.at > pgqueue._after(p_now, -(p_rule).per) and s.at <= (select pgqueue._clock()) + interval '1 s'
     ) r
     cross join lateral (
         select

@@ -185,7 +185,7 @@ begin
                 from (
                     select s.at, sum(s.started) over (order by s.at)::double precision as units
                     from pgqueue.limit_starts s
-                    where s.name = p_rule.name and s.at > pgqueue._after(p_now, -p_rule.per) and s.at <= p_now + interval '1 s'
+                    where s.name = p_rule.name and s.at > pgqueue._after(p_now, -p_rule.per) and s.at <= (select pgqueue._clock()) + interval '1 s'
                 ) f
                 where f.units >= v_missing
                 order by f.at

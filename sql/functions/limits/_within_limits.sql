@@ -191,9 +191,13 @@ begin
         resumed = false
     from unnest(p_rows, p_on) w (row_ctid, i)
     where j.ctid = w.row_ctid;
-    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
+    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one. It may
+    -- be the row of a change of this limit, so beside a wait that is far off there is a net.
     insert into pgqueue.limit_waits (name, next_at, timed)
-    select p_names[u.i], p_next_at[u.i], p_timed[u.i] from (select distinct o.i from unnest(p_on) o (i)) u;
+    select p_names[u.i], w.next_at, w.timed
+    from (select distinct o.i from unnest(p_on) o (i)) u
+    cross join lateral (values (p_next_at[u.i], p_timed[u.i]), (pgqueue._clock() + interval '5 min', false)) w (next_at, timed)
+    where w.next_at <= p_next_at[u.i];
 end
 $$;
 

@@ -12,30 +12,25 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_old constant pgqueue.breakers := (
-        select b from pgqueue.breakers b where b.kind = set_breaker.kind and b.target = set_breaker.target for update
-    );
-    v_failures constant double precision := coalesce(set_breaker.failures, v_old.failures, 0.5);
-    v_of constant integer := coalesce(set_breaker.of, v_old.of, 20);
-    v_pause constant interval := coalesce(set_breaker.pause, v_old.pause, '30 s');
     v_changed boolean;
     v_wrong text[] := case
-        when v_failures not between 0.01 and 1 then array[
-            'failures must be between 0.01 and 1', format('It is %s.', v_failures),
+        when set_breaker.failures not between 0.01 and 1 then array[
+            'failures must be between 0.01 and 1', format('It is %s.', set_breaker.failures),
             'Give failures as the share of attempts that open the breaker: 0.5 for a half.']
-        when v_of not between 1 and 10000 then array[
-            'of must be between 1 and 10000', format('It is %s.', v_of), 'Give of as the number of attempts to look at.']
-        when not isfinite(v_pause) or v_pause not between '1 s' and '1 hour' then array[
-            'pause must be between a second and an hour', format('It is %s.', v_pause), 'Give pause as an interval, such as ''30 s''.']
+        when set_breaker.of not between 1 and 10000 then array[
+            'of must be between 1 and 10000', format('It is %s.', set_breaker.of), 'Give of as the number of attempts to look at.']
+        when not isfinite(set_breaker.pause) or set_breaker.pause not between '1 s' and '1 hour' then array[
+            'pause must be between a second and an hour', format('It is %s.', set_breaker.pause), 'Give pause as an interval, such as ''30 s''.']
     end;
 begin
     perform pgqueue._check_limit(set_breaker.kind, set_breaker.target, '{task,limit_key}');
     perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     insert into pgqueue.breakers as b (kind, target, failures, of, pause)
-    values (set_breaker.kind, set_breaker.target, v_failures, v_of, v_pause)
+    values (set_breaker.kind, set_breaker.target, coalesce(set_breaker.failures, 0.5), coalesce(set_breaker.of, 20), coalesce(set_breaker.pause, '30 s'))
     on conflict (kind, target) do update
-    set failures = excluded.failures, of = excluded.of, pause = excluded.pause
-    where (b.failures, b.of, b.pause) is distinct from (excluded.failures, excluded.of, excluded.pause);
+    set (failures, of, pause)
+        = (coalesce(set_breaker.failures, b.failures), coalesce(set_breaker.of, b.of), coalesce(set_breaker.pause, b.pause))
+    where 0 < num_nonnulls(nullif(set_breaker.failures, b.failures), nullif(set_breaker.of, b.of), nullif(set_breaker.pause, b.pause));
     v_changed := found;
     -- Ends ask for a limit anyway.
     insert into pgqueue.limits as l (kind, target, breaks)
@@ -44,7 +39,8 @@ begin
     return pgqueue._audit(
         'set_breaker',
         jsonb_build_object(
-            'kind', set_breaker.kind, 'target', set_breaker.target, 'failures', v_failures, 'of', v_of, 'pause', v_pause
+            'kind', set_breaker.kind, 'target', set_breaker.target, 'failures', set_breaker.failures, 'of', set_breaker.of,
+            'pause', set_breaker.pause
         ),
         v_changed::integer
     );

@@ -21,8 +21,7 @@ begin
     select l.* into v_old from pgqueue.limits l where l.kind = set_limit.kind and l.target = set_limit.target for update;
     v_wrong := case
         when num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per, set_limit.max_cost, set_limit.burst) = 0 then array[
-            'neither max_executing nor rate is given', 'It would limit nothing.',
-            'Give max_executing, max_cost, or rate with per; drop_limit() takes a limit away.']
+            'neither max_executing nor rate is given', 'It would limit nothing.', 'Give max_executing, max_cost, or rate with per; drop_limit() takes a limit away.']
         when set_limit.max_executing not between 0 and 1000000 then array[
             'max_executing must be between 0 and 1000000', format('It is %s.', set_limit.max_executing),
             'Give max_executing within this range; 0 lets no job start.']
@@ -33,15 +32,14 @@ begin
             'burst was given without rate', 'It is the size of a bucket, which is filled at the rate.',
             'Give rate and per with burst: rate => 90000, per => ''1 min'', burst => 10000.']
         when not isfinite(set_limit.per) or set_limit.per not between '1 ms' and '31 days' then array[
-            'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per),
-            'Give per as an interval, such as ''1 min''.']
+            'per must be between a millisecond and 31 days', format('It is %s.', set_limit.per), 'Give per as an interval, such as ''1 min''.']
     end;
     perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]) where v_wrong is not null;
     perform pgqueue._check_range(w.what, w.units, 1, 1000000000, format('Give %s within this range.', w.what))
     from (values ('rate', set_limit.rate), ('max_cost', set_limit.max_cost), ('burst', set_limit.burst)) w (what, units)
     where w.units is not null;
 
-    -- What is left out comes from the stored row: the check constraints of the row to insert apply even if it conflicts.
+    -- What is left out comes from the stored row (check constraints apply even in a conflict), or below from that of another session.
     insert into pgqueue.limits as l (kind, target, max_executing, rate, per, max_cost, burst, set_at)
     values (
         set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, v_old.max_executing), coalesce(set_limit.rate, v_old.rate),
@@ -49,11 +47,12 @@ begin
         pgqueue._clock()
     )
     on conflict (kind, target) do update
-    set
-        (max_executing, rate, per, max_cost, burst, set_at)
-        = (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst, excluded.set_at)
-    where (l.max_executing, l.rate, l.per, l.max_cost, l.burst) is distinct from
-        (excluded.max_executing, excluded.rate, excluded.per, excluded.max_cost, excluded.burst);
+    set (max_executing, rate, per, max_cost, burst, set_at) = (
+        coalesce(excluded.max_executing, l.max_executing), coalesce(excluded.rate, l.rate), coalesce(excluded.per, l.per),
+        coalesce(excluded.max_cost, l.max_cost), coalesce(excluded.burst, l.burst), excluded.set_at
+    )
+    where 0 < num_nonnulls(nullif(excluded.max_executing, l.max_executing), nullif(excluded.rate, l.rate), nullif(excluded.per, l.per),
+        nullif(excluded.max_cost, l.max_cost), nullif(excluded.burst, l.burst));
     if not found then
         return false;
     end if;

@@ -54,27 +54,28 @@ begin
                 $rule$),
                 ('bookings', 'lease_promises', $rule$ x.until <= $1 $rule$),
                 ('bookings', 'retry_bookings', $rule$ x.second < $1 - interval '1 min' $rule$),
-                -- The longest of the rows of one source counts.
+                -- The longest of the rows of one source counts, and none of a breaker that was removed while it opened.
                 ('starts', 'pauses', $rule$
-                    x.until < $1 - interval '1 min' or exists (
+                    x.until < $1 - interval '1 min'
+                    or exists (
                         select from pgqueue.pauses y
-                        where y.kind = x.kind and y.target = x.target and y.source = x.source and (y.until, y.n) > (x.until, x.n)
+                        where (y.kind, y.target, y.source) = (x.kind, x.target, x.source) and (y.until, y.n) > (x.until, x.n)
                     )
+                    or (x.source = 'breaker' and not exists (select from pgqueue.breakers b where b.kind = x.kind and (b.target = x.target
+                        or (x.kind = 'limit_key' and right(b.target, 1) = '*' and starts_with(x.target, left(b.target, -1))))))
                 $rule$),
                 -- The newest opening of a breaker stays.
                 ('starts', 'breaker_ends', $rule$
-                    x.at < pgqueue._after($1, '-1 day') and (
-                        x.since is null or exists (
-                            select from pgqueue.breaker_ends y where y.kind = x.kind and y.target = x.target and y.since is not null and y.n > x.n
-                        )
-                    )
-                    order by x.at
+                    x.at < pgqueue._after($1, '-1 day') and (x.since is null or exists (
+                        select from pgqueue.breaker_ends y where (y.kind, y.target) = (x.kind, x.target) and y.since is not null and y.n > x.n
+                    )) order by x.at
                 $rule$),
-                ('starts', 'limit_starts', $rule$
-                    x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
+                ('starts', 'limit_starts', $rule$ x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min' $rule$),
+                -- A bucket that is full by then, by any of the limits.
+                ('starts', 'limit_levels', $rule$
+                    x.at < pgqueue._after($1, '-32 days')
+                    and not exists (select from pgqueue.limits l where l.burst > x.level + l.rate * extract(epoch from $1 - x.at) / extract(epoch from l.per))
                 $rule$),
-                -- A bucket that nothing was taken from for that long counts as full.
-                ('starts', 'limit_levels', $rule$ x.at < pgqueue._after($1, '-32 days') $rule$),
                 ('starts', 'limit_levels', $rule$
                     not x.is_spent and x.name >= 'spent:' and x.name < 'spent;' and not exists (
                         select from pgqueue.jobs j

@@ -112,15 +112,15 @@ begin
                 limit_key = case when p_changes ? 'limit_key' then p_changes ->> 'limit_key' else j.limit_key end,
                 lane_key = case
                     when p_changes ?| '{queue,limit_key}' then pgqueue._lane_key(
-                        coalesce(p_changes ->> 'queue', j.queue),
-                        case when p_changes ? 'limit_key' then p_changes ->> 'limit_key' else j.limit_key end
+                        coalesce(p_changes ->> 'queue', j.queue), case when p_changes ? 'limit_key' then p_changes ->> 'limit_key' else j.limit_key end
                     )
                     else j.lane_key
                 end,
                 run_at = coalesce(v_run_at, j.run_at),
                 expires_at = case
                     when p_changes ? 'expires_at' then (p_changes ->> 'expires_at')::timestamptz
-                    else j.expires_at + (coalesce(v_run_at, j.run_at) - j.run_at)
+                    when v_run_at is null then j.expires_at
+                    else j.expires_at + (greatest(v_run_at, v_now) - greatest(j.run_at, j.created_at))
                 end,
                 headers = case when p_changes ? 'headers' then nullif(p_changes -> 'headers', 'null') else j.headers end,
                 ready_at = case when v_moves then greatest(coalesce(v_run_at, j.ready_at), v_now) else j.ready_at end,

@@ -93,8 +93,9 @@ begin
             when o.key is not null and o.retry_queue is not null then array[
                 'key and retry_queue were both given', 'The order of a key holds within one queue.',
                 'Leave retry_queue out: a job with a key is retried in its own queue.']
-            when octet_length(o.limit_key) not between 1 and 512 then array[
-                'limit_key must be 1 to 512 bytes long', format('It has %s bytes.', octet_length(o.limit_key)), 'Give another limit_key.']
+            when octet_length(o.limit_key) not between 1 and 512 or right(o.limit_key, 1) = '*' then array[
+                'limit_key must be 1 to 512 bytes long, and not end in *', format('It has %s bytes.', octet_length(o.limit_key)),
+                'Give another limit_key: a name that ends in * stands for all that begin so.']
             when o.cost not between 0 and 1000000000 then array[
                 'cost must be between 0 and 1000000000', format('It is %s.', o.cost),
                 'Give cost as the number of units that a start takes of its limits; 1 is the default.']

@@ -73,7 +73,7 @@ begin
                             and coalesce(jsonb_typeof(a.job -> 'key') = 'string', true)
                             and coalesce(octet_length(a.job ->> 'key') between 1 and 512, true)
                             and coalesce(jsonb_typeof(a.job -> 'limit_key') = 'string', true)
-                            and coalesce(octet_length(a.job ->> 'limit_key') between 1 and 512, true)
+                            and coalesce(octet_length(a.job ->> 'limit_key') between 1 and 512 and right(a.job ->> 'limit_key', 1) <> '*', true)
                         )
                     )
                 else false

@@ -125,7 +125,7 @@ as $$
         and (s.run_at is null or s.run_at between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
         and (s.delay is null or s.delay between '0' and '1000 years')
         and (s.expires_in is null or s.expires_in between '1 us' and '1000 years')
-        and (s.limit_key is null or pg_catalog.octet_length(s.limit_key) between 1 and 512)
+        and (s.limit_key is null or (pg_catalog.octet_length(s.limit_key) between 1 and 512 and pg_catalog.right(s.limit_key, 1) <> '*'))
         and (s.headers is null or pg_catalog.jsonb_typeof(s.headers) = 'object')
         and (s.headers is null or pg_catalog.pg_column_size(s.headers) <= 1000)
         and (s.max_attempts is null or s.max_attempts between 1 and 100000)

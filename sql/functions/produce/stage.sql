@@ -2,9 +2,8 @@
 --
 -- A temporary table: COPY into it writes no WAL. COPY into jobs itself could apply no options; COPY into a view would call a
 -- trigger for each row.
--- The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's
--- rights, so it refuses a table of another owner, which could have rules or defaults. A session creates the table once;
--- behind a pooler another role may find it, empty.
+-- The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's rights, so it
+-- refuses that of another owner, which could have rules or defaults. A session creates it once; another role behind a pooler uses it.
 
 create or replace function pgqueue.stage()
 returns void
@@ -15,6 +14,7 @@ as $$
 begin
     if pgqueue._is_staged() then
         if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.' then
+            delete from pg_temp.pgqueue_staged; -- What a load left that was given up.
             return;
         end if;
         -- Created by another release.

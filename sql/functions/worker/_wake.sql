@@ -3,9 +3,8 @@
 -- _wake reads one range of an index (the workers that serve this queue and are idle now and beyond the ready time) and notifies at
 -- most p_count of them, at random: two, for one may be gone. The payload wake means that the job is ready: claim. The payload due
 -- means that it becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
--- Both carry the time of the commit in microseconds, so that workers see how long commits wait for NOTIFY's lock; where many
--- wait, workers stay awake. Only an event at the commit knows it: where the transaction has one, _wake leaves a note for it, see
--- _hand_off. So there is no time if the transaction inserted no job, nor on the common channel.
+-- Both carry the time of the commit in microseconds, by which workers see how long commits wait for NOTIFY's lock: where many
+-- wait, they stay awake. An event at the commit knows it, for which _wake leaves a note: see _hand_off. Without an insert none does.
 -- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
 -- common channel. Never waits and locks nothing.
 
