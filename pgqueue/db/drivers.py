@@ -53,7 +53,7 @@ class AsyncpgConnection(Protocol):
 
 
 class AsyncpgPoolConnection(Protocol):
-    """A connection of asyncpg as a pool hands it out: its methods are made when it runs, and no type checker sees them."""
+    """A connection of asyncpg as a pool lends it: its methods are made when it runs, and no type checker sees them."""
 
     _con: Any
     _holder: Any

@@ -587,6 +587,36 @@ async def test_a_load_takes_any_connection_and_goes_with_its_transaction(hand: W
     assert (found[2].priority, found[2].expires_at - found[2].run_at) == (3, timedelta(days=1))
 
 
+async def test_a_load_that_was_given_up_leaves_nothing_to_the_next_one(hand: Way, conn: psycopg.Connection) -> None:
+    wrong = [
+        *({"task": "refused", "args": {"n": n}} for n in range(1000)),
+        {"task": "refused", "args": {"x": object()}},
+    ]
+    with pytest.raises(InvalidArgument):
+        await done(pgqueue.enqueue_copy(hand.given, wrong))
+    with suppress(Exception):
+        # COPY leaves a transaction in which nothing goes on.
+        assert await done(pgqueue.enqueue_copy(hand.given, [{"task": "t"}])) == {"inserted": 1}
+        await hand.commit()
+    assert [task for task, _ in jobs(conn)] in (["t"], [])
+
+
+async def test_a_score_and_an_hour_arrive_as_they_were_given(hand: Way, conn: psycopg.Connection) -> None:
+    score = 1764280000.123457
+    options: Any = {"score": score, "delay": timedelta(hours=1), "expires_in": 7200}
+    await done(pgqueue.enqueue(hand.given, "t", **options))
+    await done(pgqueue.enqueue_many(hand.given, "t", [{}], **options))
+    await done(
+        pgqueue.enqueue_batch(
+            hand.given, [{"task": "t", **options}, {"task": "t", **options, "score": Decimal(repr(score))}]
+        )
+    )
+    await done(pgqueue.enqueue_copy(hand.given, [{"task": "t", **options}]))
+    await hand.commit()
+    found = conn.execute("select score, run_at - created_at, expires_at - run_at from pgqueue.jobs").fetchall()
+    assert found == [(Decimal(repr(score)), timedelta(hours=1), timedelta(hours=2))] * 5
+
+
 async def test_a_wrong_job_of_a_load_is_refused_by_its_place_on_any_connection(hand: Way) -> None:
     with pytest.raises(InvalidArgument, match=r"2 of the load|line 2"):
         await done(pgqueue.enqueue_copy(hand.given, [{"task": "t"}, {"task": "t", "priority": 1000}]))

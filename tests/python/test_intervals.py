@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ import pytest
 
 import pgqueue
 from pgqueue import App, Job
-from pgqueue._options import TaskOptions, is_age
+from pgqueue._options import TaskOptions, is_age, timedelta_text
 from pgqueue.db.call import perform
 from pgqueue.db.declare import declare_task, schedule
 from pgqueue.errors import ConfigError, InvalidArgument
@@ -22,7 +23,7 @@ from tests.databases import Database
 
 def test_a_job_takes_seconds_for_each_of_its_intervals(conn: psycopg.Connection) -> None:
     given: Any = {
-        "delay": 60, "timeout": 20.5, "expires_in": 3600, "retention": 90, "retry_delay": 0.25, "retry_cap": 8.5,
+        "delay": 7260, "timeout": 20.5, "expires_in": 3600, "retention": 90, "retry_delay": 0.25, "retry_cap": 8.5,
     }  # fmt: skip
     app = App()
     t = app.task(lambda: None, name="t")  # type: ignore[call-overload]
@@ -36,21 +37,51 @@ def test_a_job_takes_seconds_for_each_of_its_intervals(conn: psycopg.Connection)
     assert pgqueue.enqueue_copy(conn, [{"task": "t", **given}]) == {"inserted": 1}
     for job_id in [*ids, max(ids) + 1]:
         found = job(conn, job_id)
-        assert (found.run_at - found.created_at, found.timeout) == (timedelta(seconds=60), timedelta(seconds=20.5))
+        assert (found.run_at - found.created_at, found.timeout) == (timedelta(seconds=7260), timedelta(seconds=20.5))
         assert found.expires_at - found.run_at == timedelta(hours=1)
         assert value(conn, "select retention from pgqueue.jobs where id = %s", job_id) == timedelta(seconds=90)
 
 
 def test_a_task_and_a_schedule_take_seconds(conn: psycopg.Connection) -> None:
-    options = TaskOptions(timeout=20.5, retry_delay=5, retry_policy="list", retry_delays=[1, "2 s", 0.5], expires_in=60)
-    assert (options.timeout, options.expires_in) == (timedelta(seconds=20.5), timedelta(seconds=60))
+    options = TaskOptions(
+        timeout=20.5, retry_delay=5, retry_policy="list", retry_delays=[1, "2 s", 7200.5], expires_in=86_460
+    )
+    assert (options.timeout, options.expires_in) == (timedelta(seconds=20.5), timedelta(days=1, seconds=60))
     perform(conn, declare_task("t", options.as_mapping()))
     assert value(conn, "select declared_timeout from pgqueue.tasks where name = 't'") == timedelta(seconds=20.5)
     assert value(conn, "select declared_retry_delays from pgqueue.tasks where name = 't'") == [
-        timedelta(seconds=1), timedelta(seconds=2), timedelta(seconds=0.5),
+        timedelta(seconds=1), timedelta(seconds=2), timedelta(hours=2, seconds=0.5),
     ]  # fmt: skip
     perform(conn, schedule("s", None, "t", {}, {"every": 90, "jitter": 1.5}))
     assert value(conn, "select every from pgqueue.effective_schedules where name = 's'") == timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("style", ["postgres", "postgres_verbose", "sql_standard", "iso_8601"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        timedelta(0),
+        timedelta(microseconds=-1),
+        timedelta(hours=1),
+        timedelta(days=-3, seconds=7),
+        timedelta(days=365_000),
+        timedelta.min,
+    ],
+)
+def test_a_length_of_time_is_read_as_it_is_meant(conn: psycopg.Connection, style: str, given: timedelta) -> None:
+    conn.execute(f"set intervalstyle = {style}".encode())
+    seconds = value(conn, "select extract(epoch from %s::text::interval)", timedelta_text(given))
+    assert seconds == Decimal(given // timedelta(microseconds=1)) / 1_000_000
+
+
+def test_a_task_with_an_hour_to_live_is_enqueued(conn: psycopg.Connection) -> None:
+    app = App()
+
+    @app.task(expires_in=timedelta(hours=1))
+    def t() -> None: ...
+
+    found = job(conn, t.enqueue(conn))
+    assert found.expires_at - found.run_at == timedelta(hours=1)
 
 
 def test_steps_events_and_the_clock_take_seconds(database: Database, conn: psycopg.Connection) -> None:

@@ -81,7 +81,11 @@ def beside(database: Database, other: psycopg.Connection, change: Callable[[psyc
         thread.start()
         with database.connect() as watch:
             wait_until(
-                lambda: value(watch, "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s", third.info.backend_pid)
+                lambda: value(
+                    watch,
+                    "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s",
+                    third.info.backend_pid,
+                )
             )
         other.commit()
         thread.join()
@@ -116,7 +120,11 @@ def test_a_claim_that_stood_still_counts_what_started_meanwhile(
     slow = database.connect()
     thread = threading.Thread(target=lambda: late.extend(reserve(slow, 5, queues=["fair"])))
     thread.start()
-    wait_until(lambda: value(conn, "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s", slow.info.backend_pid))
+    wait_until(
+        lambda: value(
+            conn, "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s", slow.info.backend_pid
+        )
+    )
     clock.advance("2 s")
     assert len(reserve(conn, 5, queues=["plain"])) == 2
     other.commit()

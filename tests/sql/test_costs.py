@@ -598,4 +598,6 @@ def test_a_bucket_that_takes_months_to_fill_is_not_full_after_one(conn: psycopg.
     for _ in range(3):
         maintain(conn)
         clock.advance("1 min")
-    assert value(conn, "select count(*) from pgqueue.limit_levels where name = 'limit_key:a' and at < '2030-03-01'") == 0
+    assert (
+        value(conn, "select count(*) from pgqueue.limit_levels where name = 'limit_key:a' and at < '2030-03-01'") == 0
+    )

@@ -229,7 +229,7 @@ def test_a_spread_is_between_zero_and_a_year(conn: psycopg.Connection, spread: s
 
 @pytest.mark.parametrize("limit_key", ["*", "acme*"])
 def test_a_limit_key_that_would_stand_for_others_is_refused(conn: psycopg.Connection, limit_key: str) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="limit_key must be .* not end in \\*"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"limit_key must be .* not end in \*"):
         enqueue(conn, limit_key=limit_key)
     [row] = table(conn, "enqueue_batch", [Jsonb({"task": "t", "limit_key": limit_key})])
     assert row.outcome == "error"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,17 +46,30 @@ def test_typed_use_is_right_and_wrong_use_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(find_spec("basedpyright") is None, reason="basedpyright is not installed")
 def test_pyright_reports_an_error_exactly_where_mypy_does() -> None:
+    reported = _pyright(USAGE)
+    claimed = {n for n, line in enumerate(USAGE.read_text().splitlines()) if "# type: ignore[" in line}
+    assert {each["range"]["start"]["line"] for each in reported} == claimed, reported
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    None in map(find_spec, ("basedpyright", "asyncpg")), reason="basedpyright or asyncpg is not installed"
+)
+def test_pyright_accepts_what_a_pool_of_asyncpg_lends() -> None:
+    assert _pyright(USAGE.with_name("usage_of_asyncpg.py")) == []
+
+
+def _pyright(file: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", USAGE],
+        [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", file],
         cwd=USAGE.parents[2],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
-    reported = json.loads(done.stdout)["generalDiagnostics"]
-    claimed = {n for n, line in enumerate(USAGE.read_text().splitlines()) if "# type: ignore[" in line}
-    assert {each["range"]["start"]["line"] for each in reported} == claimed, reported
+    found: list[dict[str, Any]] = json.loads(done.stdout)["generalDiagnostics"]
+    return found
 
 
 def test_the_package_says_that_it_is_typed() -> None:
