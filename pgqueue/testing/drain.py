@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import orjson
 
+from pgqueue._options import timedelta_text
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.db.call import Call, read_first, read_maybe_one, read_nothing, read_rows
@@ -303,7 +305,7 @@ class _Drain:
         if not await self._access.run(Call(b"select to_regclass('pgqueue_testing.clock') is not null", (), read_first)):
             await self._access.script(clock_sql())
         advance = b"select pgqueue_testing.advance_clock(%s::text::interval) is not null"
-        await self._access.run(Call(advance, (f"{found[1]} us",), read_nothing))
+        await self._access.run(Call(advance, (timedelta_text(timedelta(microseconds=found[1])),), read_nothing))
         return True
 
     async def _give_back(self) -> None:
