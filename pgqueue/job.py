@@ -434,9 +434,9 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
         if level >= logging.INFO or self.isEnabledFor(level):
             try:
                 line = str(msg) % args if args else str(msg)
-            except (TypeError, ValueError):
-                # logging itself reports that.
-                line = str(msg)
+            except Exception:
+                # Of a text of theirs. logging itself reports that.
+                line = msg if isinstance(msg, str) else type(msg).__name__
             if kwargs.get("exc_info"):
                 line += f": {sys.exception()!r}" if sys.version_info >= (3, 11) else ""
             self._job.keep_line(level, line)

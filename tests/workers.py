@@ -52,6 +52,18 @@ def take_away(conn: psycopg.Connection, job_id: int) -> int:
     return reservation
 
 
+def takes_handoffs(conn: psycopg.Connection, worker: str) -> bool:
+    """Whether enqueue() may hand it a job now."""
+    return bool(
+        value(
+            conn,
+            "select exists (select from pgqueue.idle_workers w where w.worker = %s and w.handoff_channel is not null"
+            " and w.until > pgqueue._clock())",
+            worker,
+        )
+    )
+
+
 def is_asleep(conn: psycopg.Connection, worker: str) -> bool:
     """Whether the worker is registered as idle, and its polls after that are over."""
     return bool(

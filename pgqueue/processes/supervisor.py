@@ -40,6 +40,9 @@ _STARTS = 3
 # Seconds between checks of memory, jobs and silence.
 _CHECK = 0.5
 
+# Seconds after which a replacement that is not ready is killed: while it hangs no other process can be replaced.
+READY_WITHIN = 120.0
+
 # Seconds beyond its shutdown timeout, after which a worker that is stopping is killed. Its process ends itself before
 # that, if it can, and an orchestrator waits 15 s (docs/operate/).
 _GRACE = 13.0
@@ -283,11 +286,11 @@ class Supervisor:
             worker.send(signal.SIGTERM)
         return worker
 
-    async def _until_ready(self, worker: WorkerProcess) -> bool:
+    async def _until_ready(self, worker: WorkerProcess, within: float | None = None) -> bool:
         # Also until a stop: a process that hangs at its start must not keep us from ending.
         waiting = [asyncio.create_task(event.wait()) for event in (worker.ready, worker.gone, self._stopping)]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
                 task.cancel()
@@ -410,9 +413,12 @@ class Supervisor:
                     return None
                 log.info("%s is replaced: %s", old, why)
                 new = await self._start(None)
-                if new is None or not await self._until_ready(new):
+                if new is None or not await self._until_ready(new, READY_WITHIN):
                     if self._stopping.is_set():
                         return None
+                    if new is not None and not new.gone.is_set():
+                        log.error("%s was not ready within %g s and is killed", new, READY_WITHIN)
+                        new.send(signal.SIGKILL)
                     log.error("%s keeps running: its replacement did not start", old)
                     # Not again at once.
                     await self._pause(SOON)

@@ -18,7 +18,7 @@ from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
-from pgqueue.worker.tell.counts import BOUNDS, MOST, TROUBLES, Times, Totals
+from pgqueue.worker.tell.counts import BOUNDS, MOST, MOST_QUEUES, TROUBLES, Times, Totals
 from pgqueue.worker.tell.tell import Counts
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
@@ -101,6 +101,14 @@ def test_the_tasks_beyond_the_most_count_as_other() -> None:
         totals.tally("q", f"t{number}").counts["succeeded"] += 1
     found = {entry["task"]: entry["succeeded"] for entry in totals.entries()}
     assert found["other"] == 50
+
+
+def test_a_process_that_meets_ever_new_queues_counts_so_many_of_them_apart() -> None:
+    totals = Totals()
+    for number in range(MOST_QUEUES + 50):
+        totals.tally(f"q{number}", "t").counts["succeeded"] += 1
+    found = {entry["queue"]: entry["succeeded"] for entry in totals.entries()}
+    assert (len(found), found["other"]) == (MOST_QUEUES + 1, 50)
 
 
 async def test_the_counts_of_more_queues_than_a_heartbeat_takes_go_with_several(database: Database) -> None:

@@ -28,7 +28,7 @@ from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
 from tests.worker.conftest import Start
-from tests.workers import NEVER, done, working, write_module
+from tests.workers import NEVER, done, takes_handoffs, working, write_module
 
 LONG = 60.0
 
@@ -46,18 +46,6 @@ class Jobs:
             self.ran[run.id] += 1
             if waits:
                 await self.go.wait()
-
-
-def takes_handoffs(conn: psycopg.Connection, worker: str) -> bool:
-    """Whether enqueue() may hand it a job now."""
-    return bool(
-        value(
-            conn,
-            "select exists (select from pgqueue.idle_workers w where w.worker = %s and w.handoff_channel is not null"
-            " and w.until > pgqueue._clock())",
-            worker,
-        )
-    )
 
 
 async def ready(conn: psycopg.Connection, worker: Worker) -> None:

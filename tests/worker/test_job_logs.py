@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import psycopg
+import pytest
 
 from pgqueue import App, Job
 from pgqueue.worker.link.connection import Link
@@ -164,3 +165,25 @@ async def test_each_member_of_a_batch_says_where_the_handler_stands(
             assert any("await go.wait()" in row.line for row in rows)
         go.set()
         await done(conn, *jobs)
+
+
+class Detached:
+    def __repr__(self) -> str:
+        raise RuntimeError("no session")
+
+
+@pytest.mark.parametrize("given", [("%r", Detached()), ("%d", float("inf")), ("%s %s", 1), (Detached(),)])
+async def test_a_line_that_cannot_be_written_fails_no_job(
+    database: Database, conn: psycopg.Connection, given: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As without pytest: a handler of logging reports what it cannot write, and raises nothing.
+    monkeypatch.setattr(logging.getLogger("pgqueue"), "propagate", False)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    app = App()
+
+    @app.task(max_attempts=1)
+    async def t(job: Job) -> None:
+        job.log(*given)
+
+    async with working(app, database.dsn):
+        assert await done(conn, enqueue(conn)) == ["succeeded"]

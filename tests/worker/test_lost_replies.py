@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.proxy import Proxy
-from tests.workers import done, is_asleep, working
+from tests.workers import done, is_asleep, takes_handoffs, working
 
 # Whether a handler fails, and how many attempts its job has.
 ENDS = ((False, 1), (True, 1), (True, 2))
@@ -335,3 +336,50 @@ async def test_with_a_backend_terminated_every_quarter_of_a_second_nothing_runs_
     assert overlaps == []
     assert {each for each, times in ran.items() if times > 1} == set()
     assert value(conn, "select max(losses) from pgqueue.history") == 0
+
+
+@pytest.mark.covers("A6")
+async def test_a_job_that_is_handed_off_while_the_worker_asks_for_its_name_is_not_given_back(
+    database: Database, conn: psycopg.Connection, proxy: Proxy
+) -> None:
+    app = App()
+    runs: Counter[int] = Counter()
+    may_end = asyncio.Event()
+
+    @app.task
+    async def t(job: Job, reply: str = "") -> None:
+        runs[job.id] += 1
+        await may_end.wait()
+
+    with Proxy(database.dsn) as listening:
+        async with working(app, proxy.dsn, name="w", lease=600.0, listen_dsn=listening.dsn) as worker:
+            await wait_until_async(lambda: is_asleep(conn, "w"))
+            # The reply of a claim is lost, and the list of what is reserved waits.
+            proxy.hold(b"held_by(")
+            proxy.cut_reply_with(b"lost")
+            conn.execute("set pgqueue.hand_off = off")
+            lost = enqueue(conn, args={"reply": "lost"})
+            await wait_until_async(lambda: proxy.holds)
+            conn.execute("set pgqueue.hand_off = on")
+            await wait_until_async(lambda: takes_handoffs(conn, "w"))
+            listening.freeze()
+            handed = enqueue(conn)
+            assert job(conn, handed).state == "executing"
+            is_taken = worker._identity.is_taken
+
+            async def asked(perform: Any) -> bool:
+                # The notification arrives only now, when the job is on the list already.
+                listening.thaw()
+                await wait_until_async(lambda: runs[handed] == 1)
+                return await is_taken(perform)
+
+            worker._identity.is_taken = asked  # type: ignore[method-assign]
+            proxy.deliver()
+            # The lost one was given back, and is claimed again.
+            await wait_until_async(lambda: runs[lost] == 1)
+            await wait_until_async(lambda: not worker._exchange.is_unsure)
+            held = job(conn, handed)
+            assert (held.state, held.attempts, runs[handed]) == ("executing", 1, 1)
+            may_end.set()
+            assert await done(conn, lost, handed) == ["succeeded"] * 2
+    assert runs == {lost: 1, handed: 1}

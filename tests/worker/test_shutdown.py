@@ -10,13 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
+import pgqueue
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
 from pgqueue.db.consume import JobRow
 from pgqueue.errors import ConfigError
+from pgqueue.hooks import Event
 from pgqueue.worker import Worker
 from pgqueue.worker.hold.held import Held
-from tests.calls import enqueue, job, state
+from tests.calls import enqueue, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 
@@ -156,3 +158,56 @@ async def test_a_worker_that_is_stopped_before_it_waits_for_its_last_job_does_no
 def test_wrong_options_of_a_shutdown_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         App().task(**options)(lambda: None)
+
+
+async def test_jobs_that_come_beside_a_long_one_start_before_a_worker_ends_when_all_is_done(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def part() -> None: ...
+
+    @app.task(max_attempts=1)
+    async def whole() -> None:
+        # Only after the claim that finds nothing.
+        await asyncio.sleep(0.5)
+        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as own:
+            await pgqueue.wait(own, await pgqueue.enqueue(own, "part"), timeout=30)
+
+    enqueue(conn, "whole")
+    await asyncio.wait_for(Worker(app, database.dsn, WorkerConfig(until_empty=True, concurrency=4)).run(), 60)
+    assert sorted(conn.execute("select task, state from pgqueue.history")) == [
+        ("part", "succeeded"),
+        ("whole", "succeeded"),
+    ]
+
+
+async def test_a_job_that_its_handler_completed_is_not_lost_when_the_handler_is_cut_off(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    events: list[str] = []
+    completed = threading.Event()
+    may_return = threading.Event()
+
+    @app.on_event
+    def note(event: Event) -> None:
+        events.append(event.kind)
+
+    @app.task
+    def t(run: Job) -> None:
+        with run.transaction():
+            pass
+        completed.set()
+        may_return.wait(60)
+
+    worker = Worker(app, database.dsn, WorkerConfig(shutdown_timeout=0.2))
+    running = asyncio.create_task(worker.run())
+    enqueue(conn)
+    await wait_until_async(completed.is_set)
+    worker.stop()
+    await asyncio.wait_for(running, 30)
+    may_return.set()
+    assert value(conn, "select state from pgqueue.history") == "succeeded"
+    assert "lost" not in events

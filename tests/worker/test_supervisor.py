@@ -501,6 +501,51 @@ async def test_with_until_empty_a_replaced_process_has_the_time_that_its_jobs_ne
     assert said(tmp_path, "ended") == Counter([long])
 
 
+async def test_a_replacement_that_hangs_at_its_start_is_killed_and_the_next_one_may_start(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(
+        tmp_path,
+        """
+        import pathlib, time
+        from pgqueue import App
+
+        app = App()
+        here = pathlib.Path(__file__).parent
+
+        @app.on_start
+        def connect():
+            if (here / "hang").exists():
+                (here / "hangs").touch()
+                time.sleep(3600)
+        """,
+        "hanging",
+    )
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "pgqueue", "worker", "-r", "hanging"]
+    environment = {**environment_without_dsn(), "PGQUEUE_DSN": database.dsn}
+    keeper = Supervisor(command, [database.dsn], WorkerConfig(name="s"), 1, environment=environment)
+    running = asyncio.create_task(keeper.run())
+    await wait_until_async(lambda: bool(keeper._slots) and keeper._slots[0].worker is not None, timeout=60)
+    [slot] = keeper._slots
+    first = slot.worker
+    assert first is not None
+    await asyncio.wait_for(first.ready.wait(), 60)
+    (tmp_path / "hang").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(supervisor, "READY_WITHIN", 3.0)
+        patched.setattr(supervisor, "SOON", 0.0)
+        renewing = asyncio.create_task(keeper._renew(slot, "a test"))
+        await wait_until_async((tmp_path / "hangs").exists, timeout=60)
+        assert await asyncio.wait_for(renewing, 60) is None
+    assert slot.worker is first
+    await wait_until_async(lambda: len(keeper._workers) == 1, timeout=60)
+    (tmp_path / "hang").unlink()
+    assert await asyncio.wait_for(keeper._renew(slot, "a test"), 60) is first
+    keeper._on_stop(signal.SIGTERM)
+    await asyncio.wait_for(running, 60)
+
+
 async def test_the_exit_codes_of_processes_are_known_where_the_parent_had_ignored_their_ends(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,13 @@ class Attempt:
         return self.job is not None and self.job.is_suspended
 
 
+def stored_ending(attempt: Attempt) -> Ending | None:
+    """Return how an attempt ended if its handler has stored that itself, whatever it does afterwards."""
+    if attempt.is_suspended:
+        return SUSPENDED
+    return SETTLED if attempt.is_completed else None
+
+
 class Held:
     """A job that this worker has reserved and not yet finished, as it was claimed: `row` is the row of the claim.
 

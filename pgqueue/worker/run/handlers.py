@@ -22,7 +22,19 @@ from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import SETTLED, SUCCEEDED, SUSPENDED, Cause, Decision, Decoded, End, Ending, Held, Stop
+from pgqueue.worker.hold.held import (
+    SETTLED,
+    SUCCEEDED,
+    SUSPENDED,
+    Cause,
+    Decision,
+    Decoded,
+    End,
+    Ending,
+    Held,
+    Stop,
+    stored_ending,
+)
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, decision, describe
 from pgqueue.worker.run.isolation import Isolation
@@ -369,12 +381,9 @@ class Handlers:
 
 def _returned_ending(held: Held, result: bytes | None = None) -> Ending:
     """Return how an attempt ended whose handler has returned."""
-    attempt = held.attempt
     # Most have not even asked for their job.
-    if attempt.job is not None and attempt.is_suspended:
-        return SUSPENDED
-    if attempt.job is not None and attempt.is_completed:
-        return SETTLED
+    if held.attempt.job is not None and (stored := stored_ending(held.attempt)) is not None:
+        return stored
     return SUCCEEDED if result is None else Ending(End.SUCCEEDED, result=result)
 
 

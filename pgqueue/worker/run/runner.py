@@ -13,7 +13,7 @@ from typing import Any, cast
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held, Stop
+from pgqueue.worker.hold.held import OPEN, RELEASED, End, Ending, Held, Stop, stored_ending
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -151,7 +151,7 @@ class Runner:
     def abandon(self, held: Held, stop: Stop) -> None:
         """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""
         self.busy.discard(held)
-        self._outbox.end(held, Ending(stop.end, stop.error))
+        self._outbox.end(held, stored_ending(held.attempt) or Ending(stop.end, stop.error))
 
     def give_back_unstarted(self, age: float = 0.0, only: Container[int] | None = None) -> int:
         """End the jobs that were not started within `age` seconds as released; returns how many those are.

@@ -19,8 +19,10 @@ OUTCOMES = ("succeeded", "failed", "dead", "cancelled", "snoozed", "lost")
 # What an entry may count: handlers that started, and how attempts ended.
 _COUNTED = ("started", *OUTCOMES)
 
-# Pairs of queue and task that are counted separately; the others count as the task "other".
+# Pairs of queue and task that are counted separately; the others count as the task "other", and beyond MOST_QUEUES of
+# them as of the queue "other": a worker may meet a queue for each session, for weeks.
 MOST = 500
+MOST_QUEUES = 10_000
 
 # Failed attempts that go along with a heartbeat, the last ones.
 TROUBLES = 20
@@ -81,6 +83,8 @@ class Totals:
         if found is None:
             if len(self._tallies) >= MOST:
                 task = "other"
+            if len(self._tallies) >= MOST_QUEUES:
+                queue = "other"
             found = self._tallies.setdefault((queue, task, database), _Tally())
         return found
 

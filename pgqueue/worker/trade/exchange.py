@@ -204,10 +204,11 @@ class Exchange:
         # Asked after the list was read: if the name is still this process's, so is all that is listed. Else it is what
         # another process of this name runs.
         if unknown and not await self._identity.is_taken(link.perform):
-            # Before the release is sent.
+            # A job that was handed off may have come meanwhile, and runs. From here to the next line nothing is awaited.
+            unknown = [pair for pair in unknown if pair not in known]
             self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
             # Jobs that ended while the list was on its way no longer execute.
-            over = await link.perform(consume.release(unknown))
+            over = await link.perform(consume.release(unknown)) if unknown else []
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
                 log.warning("gave back %s that it does not hold: %s", how_many(len(given_back), "job"), given_back[:20])
         self._reply_lost = False

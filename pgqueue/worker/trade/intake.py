@@ -78,9 +78,10 @@ class Intake:
             rows = self._set_aside(rows, reply.deadline)
         taken = self._holding.take_in(rows, reply.deadline, now)
         is_short = len(taken) < asked_for
-        self._slots.answered(is_short)
         self._runner.take(self._with_slots(taken))
         self.jobs_wait = not is_short
+        # Only now: before, what came would count as in no slot.
+        self._slots.answered(is_short)
         if rows:
             log.debug("reserved %s in %s", how_many(len(rows), "job"), how_many(len(taken), "call"))
             if self._tell.events.is_on:
@@ -89,7 +90,8 @@ class Intake:
         if self._requests.quiet or self._requests.stopping.is_set():
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
-        return len(taken)
+        # What was set aside was claimed as well: the queue is not empty.
+        return len(taken) + len(reply.claimed or []) - len(rows)
 
     def handed_off(self, payload: str) -> None:
         """Run a job that was reserved for this worker when it was enqueued."""
