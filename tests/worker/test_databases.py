@@ -25,6 +25,7 @@ from pgqueue.worker import fleet as fleet_module
 from pgqueue.worker.fleet import Fleet
 from pgqueue.worker.run import concurrency
 from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.trade.exchange import Reply
 from tests.calls import enqueue, enqueue_many, value
 from tests.databases import Cloner, Database, uri
 from tests.facts import wait_until, wait_until_async
@@ -467,3 +468,37 @@ def test_a_supervisor_gives_back_in_every_database_what_a_dead_process_held(
             assert wait_until(lambda each=each, job_id=job_id: value(each, CRASHES, job_id), 30) == 1
     finally:
         worker.kill()
+
+
+async def test_jobs_of_a_claim_take_their_slots_before_another_database_is_given_any(
+    database: Database, second: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    may_end = asyncio.Event()
+
+    @app.task
+    async def t(i: int) -> None:
+        await may_end.wait()
+
+    async with serving(app, database.dsn, second.dsn, concurrency=10, name="w") as fleet:
+        worker = fleet._places[0].worker
+        assert worker is not None
+        intake, runner = worker._intake, worker._runner
+        took, answered = intake.took, intake._slots.answered
+        claimed, seen = 0, []
+
+        def takes(reply: Reply, asked_for: int) -> int:
+            nonlocal claimed
+            claimed = len(reply.claimed or [])
+            return took(reply, asked_for)
+
+        def note(is_short: bool) -> None:
+            seen.append((claimed, runner.running + runner.unstarted))
+            answered(is_short)
+
+        intake.took, intake._slots.answered = takes, note  # type: ignore[method-assign]
+        conn.execute("set pgqueue.hand_off = off")
+        enqueue_many(conn, 3)
+        await wait_until_async(lambda: any(number for number, _ in seen))
+        may_end.set()
+    assert all(in_slots >= number for number, in_slots in seen), seen
