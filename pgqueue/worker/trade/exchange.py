@@ -204,7 +204,7 @@ class Exchange:
         # Asked after the list was read: if the name is still this process's, so is all that is listed. Else it is what
         # another process of this name runs.
         if unknown and not await self._identity.is_taken(link.perform):
-            # A job that was handed off may have come meanwhile, and runs. Nothing is awaited from here to the next line.
+            # A job that was handed off may have come meanwhile, and runs. Nothing is awaited up to the next line.
             unknown = [pair for pair in unknown if pair not in known]
             self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
             # Jobs that ended while the list was on its way no longer execute.
