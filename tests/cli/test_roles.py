@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from pgqueue.cli import completion
 from tests.calls import call, enqueue, job, maintain, reserve_one
 from tests.cli.commands import commands
 from tests.cli.conftest import Run
@@ -133,3 +134,56 @@ def test_a_producer_enqueues_although_it_cannot_read_which_names_there_are(
     done = run("enqueue", "tt", "--queue", "mails", "--dsn", uri(database.dsn, options=f"-c role={role}"))
     assert (done.code, done.err) == (0, "")
     assert job(conn, int(done.out)).queue == "mails"
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_a_role_that_reads_is_told_of_a_queue_that_is_on_time(
+    database: Database, run: Run, conn: psycopg.Connection, role: str
+) -> None:
+    enqueue(conn, "t", queue="reports", delay="1 day")
+    as_role = ("--dsn", uri(database.dsn, options=f"-c role={role}"))
+    done = run("why", "reports", *as_role)
+    assert (done.code, done.err) == (0, "")
+    assert "reports: on_time" in done.out
+    assert "did you mean reports?" in run("why", "report", *as_role).err
+
+
+@pytest.mark.parametrize("kind", ["operator"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("queues", "pause", "mail"),
+        ("queues", "resume", "mail"),
+        ("queues", "set", "mail", "--weight", "2"),
+        ("queues", "purge", "mail", "--yes"),
+        ("limits", "set", "queue", "mail", "--max-executing", "2"),
+        ("limits", "pause", "queue", "mail"),
+    ],
+    ids=" ".join,
+)
+def test_an_operator_changes_a_queue(
+    database: Database, run: Run, conn: psycopg.Connection, role: str, line: tuple[str, ...]
+) -> None:
+    # Nothing but its jobs tells of the queue.
+    enqueue(conn, "t", queue="mail")
+    done = run(*line, "--dsn", uri(database.dsn, options=f"-c role={role}"))
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["operator"])
+def test_an_operator_is_told_the_queue_that_was_meant(
+    database: Database, run: Run, conn: psycopg.Connection, role: str
+) -> None:
+    enqueue(conn, "t", queue="mail")
+    done = run("queues", "pause", "mial", "--dsn", uri(database.dsn, options=f"-c role={role}"))
+    assert done.code == 1
+    assert "did you mean mail?" in done.err
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_a_role_that_reads_has_the_names_of_queues_completed(
+    database: Database, conn: psycopg.Connection, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(conn, "t", queue="mail")
+    monkeypatch.setenv("PGQUEUE_DSN", uri(database.dsn, options=f"-c role={role}"))
+    assert completion.queues("ma") == ["mail"]

@@ -112,8 +112,7 @@ begin
     for v_grant in
         select f.now_name as role, f.kind, f.kind = 'operator' as operates, f.kind in ('reader', 'operator') as reads
         from pgqueue._roles_of_grants() f
-        where f.now_oid is not null
-        order by f.now_name, f.kind
+        where f.now_oid is not null order by f.now_name, f.kind
     loop
         if v_grant.operates then
             execute format('revoke insert, update on pgqueue.tasks from %I', v_grant.role);
@@ -131,8 +130,9 @@ begin
             from unnest('{queues,tasks,settings,workers,limits,pauses,breakers,shares,samples,audit,schedules}'::text[]) t (name)
             where v_grant.reads
             union all
-            select 'select on ' || c.oid::regclass
-            from pg_class c
+            select 'select (queue) on pgqueue.lanes' where v_grant.reads
+            union all
+            select 'select on ' || c.oid::regclass from pg_class c
             where v_grant.reads and c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
             union all
             -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
