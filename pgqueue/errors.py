@@ -1,6 +1,6 @@
 """Every error that pgqueue raises, in one tree.
 
-PgQueueError
+PgQueueError            itself SQLSTATE 55000: the state of the queue does not allow it; the hint says what to do first
 ├── ConfigError         a setting, a DSN, a module to load: exit code 2 on the command line
 │   ├── EmbeddedError   the private server cannot be started here
 │   └── DuplicateTask   two functions under one task name
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 
 class PgQueueError(Exception):
-    """Base of every error of this package.
+    """Base of every error of this package; itself, the state of the queue does not allow a call (SQLSTATE 55000).
 
     `message` is the problem; `hint` is the next step, or None. `str()` gives both.
     """

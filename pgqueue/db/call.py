@@ -230,6 +230,9 @@ def meaning(found: Diagnosis) -> PgQueueError | None:
             return LockTimeout(
                 "another transaction holds the job", hint="try again when it has ended; nothing was changed"
             )
+        # Ours say what to do first; of PostgreSQL's own, most have no hint.
+        case "55000" if hint:
+            return PgQueueError(message, hint=hint)
         # Ours; PostgreSQL's own names a constraint.
         case "23505" if found.constraint is None:
             return DuplicateJob(message, hint=hint)

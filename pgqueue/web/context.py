@@ -219,6 +219,9 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
         return 403, "The server takes no writes", one_line(error), "It is a standby, or read-only."
     if isinstance(error, psycopg.OperationalError | PoolTimeout):
         return 503, "The database cannot be reached", one_line(error), "The page retries by itself."
+    if type(error) is PgQueueError:
+        # SQLSTATE 55000: the job has ended, waits for others, and the like.
+        return 409, "This is not possible now", " ".join(error.message.split()), error.hint or ""
     if isinstance(error, PgQueueError):
         # Its text has the hint as well.
         return 500, "The database refused this", " ".join(error.message.split()), error.hint or ""

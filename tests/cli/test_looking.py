@@ -602,6 +602,10 @@ def test_jobs_that_were_never_started_are_changed_by_id_and_by_filter(run: Run, 
     reserve_one(conn)
     told = run("jobs", "update", str(job_id), str(job_id + 1), "--priority", "3", "--json").out
     assert json.loads(told)["changed"] == 1
+    refused = run("jobs", "update", str(job_id), "--priority", "3")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "executes it; Jobs that were never started can be changed" in refused.err
+    assert "CONTEXT" not in refused.err
     assert "change what?" in run("jobs", "update", str(job_id)).err
     gone = run("jobs", "update", "9991", "9992", "--priority", "3")
     assert gone.code == 1

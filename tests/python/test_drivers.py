@@ -428,6 +428,22 @@ async def test_what_the_queue_refuses_is_the_same_error_everywhere(hand: Way) ->
     assert duplicate.value.hint
 
 
+async def test_what_the_state_of_the_queue_does_not_allow_is_the_queues_error(
+    hand: Way, conn: psycopg.Connection
+) -> None:
+    with pytest.raises(pgqueue.PgQueueError, match="is closed") as refused:
+        await done(pgqueue.enqueue(hand.given, "t", group_id=closed_group(conn)))
+    assert type(refused.value) is pgqueue.PgQueueError
+    assert (refused.value.hint or "").startswith("Enqueue all members before close_group()")
+
+
+def closed_group(conn: psycopg.Connection) -> int:
+    group_id: int = call(conn, "open_group")
+    enqueue(conn, "member", group_id=group_id)
+    call(conn, "close_group", group_id)
+    return group_id
+
+
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"queue": ""}, InvalidArgument, "queue"),
     ({"priority": 1000}, InvalidArgument, "priority"),
@@ -500,7 +516,9 @@ def test_django_gets_the_errors_of_the_queue_and_may_go_on(database: Database, c
             pgqueue.enqueue(db.connection, "t", dedupe="d")
             with pytest.raises(DuplicateJob), db.transaction.atomic():
                 pgqueue.enqueue(db.connection, "t", dedupe="d", on_conflict="raise")
-        assert len(jobs(conn)) == 1
+            with pytest.raises(pgqueue.PgQueueError, match="is closed"), db.transaction.atomic():
+                pgqueue.enqueue(db.connection, "t", group_id=closed_group(conn))
+        assert [task for task, _ in jobs(conn)] == ["t", "@group", "member"]
         with pytest.raises(InvalidArgument, match="connection to sqlite"):
             pgqueue.enqueue(db.connections["other"], "t")
 

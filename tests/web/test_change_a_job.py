@@ -71,6 +71,17 @@ def test_a_dead_job_gets_other_args_alone_and_one_that_executes_none(conn: psyco
     assert form(ask("GET", f"/jobs/{executing}").text) == {}
 
 
+def test_a_change_that_comes_too_late_is_refused_with_what_can_be_done(conn: psycopg.Connection, ask: Ask) -> None:
+    job_id = enqueue(conn)
+    fields = form(ask("GET", f"/jobs/{job_id}").text)
+    reserve_one(conn)
+    answer = ask("POST", "/act", **{**fields, "priority": "1"})
+    assert answer.status_code == 409
+    page = html.unescape(answer.text)
+    assert f"job {job_id} cannot be changed so: Worker w executes it" in page
+    assert "Jobs that were never started can be changed" in page
+
+
 @pytest.mark.parametrize("args", ["[1]", "{", "17", "x"])
 def test_args_that_are_no_object_are_refused(conn: psycopg.Connection, ask: Ask, args: str) -> None:
     job_id = enqueue(conn)

@@ -148,20 +148,22 @@ async def test_an_end_that_the_server_refuses_keeps_no_other_from_being_stored_a
     assert value(conn, "select max(attempts) from pgqueue.history") == 1
 
 
+# The second one as the queue itself refuses what the state of a job does not allow.
+@pytest.mark.parametrize("how", ["", " using errcode = '55000', hint = 'Wait.'"])
 async def test_a_job_that_the_server_does_not_give_back_keeps_no_other_end_from_being_stored(
-    database: Database, conn: psycopg.Connection
+    how: str, database: Database, conn: psycopg.Connection
 ) -> None:
     conn.execute(
-        """
+        f"""
         create function public.refuse() returns trigger language plpgsql as $$
         begin
             if new.queue = 'bad' and old.state = 'executing' and new.state <> 'executing' then
-                raise exception 'not this one';
+                raise exception 'not this one'{how};
             end if;
             return new;
         end $$;
         create trigger refuse before update on pgqueue.jobs for each row execute function public.refuse();
-        """
+        """.encode()
     )
     app, come = App(), asyncio.Event()
 

@@ -306,7 +306,7 @@ def is_too_much(error: BaseException) -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the server refused a call for a reason that does not pass by itself, such as a user's trigger."""
-    if isinstance(error, AccessDenied | DuplicateJob | SchemaError):
+    if isinstance(error, AccessDenied | DuplicateJob | SchemaError) or type(error) is PgQueueError:
         # Inside of our functions, as such a trigger does; else the schema is not there, or the role has no rights.
         cause = error.__cause__
         return isinstance(cause, psycopg.Error) and bool(cause.diag.context)

@@ -125,10 +125,10 @@ class Reporter:
         except LockTimeout:
             self._trade.report_later(held)
             return
-        except psycopg.Error as refusal:
-            self._trade.report_refused(held, refusal)
-            return
-        except PgQueueError as refusal:
+        except (psycopg.Error, PgQueueError) as refusal:
+            if isinstance(refusal, psycopg.Error) or is_refusal(refusal):
+                self._trade.report_refused(held, refusal)
+                return
             name = "Snooze" if ending.throttle is None else "Throttled"
             self._outbox.correct(held, Ending(End.FAILED, {"class": name, "message": one_line(refusal)}))
             self._outbox.put(held)
