@@ -198,7 +198,10 @@ async def job(context: Context) -> Response:
     reading = context.database.read(*([observe.newest_log(job_id)] if context.may("args") else []))
     logged = await context.part("its log lines", reading, [])
     lived = timeline.life(columns, attempts, now)
-    changeable, shown_args = _changeable(context, found)
+    relatives = await context.part(
+        "what it waits for and what waits for it", workflows.relatives(context, columns), NO_RELATIVES
+    )
+    changeable, shown_args = (set(), None) if _has_begun(columns, why, relatives) else _changeable(context, found)
     named = [each.error for each in attempts]
     return context.page(
         "job.html",
@@ -224,9 +227,7 @@ async def job(context: Context) -> Response:
         docs=docs,
         owner=owner,
         command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
-        relatives=await context.part(
-            "what it waits for and what waits for it", workflows.relatives(context, columns), NO_RELATIVES
-        ),
+        relatives=relatives,
         # Its form stands on the page.
         actions=[each for each in actions_for([columns["state"]]) if each[0] != "update"],
         changeable=changeable,
@@ -337,6 +338,13 @@ def _opened(breaker: dict[str, Any], opened: Sequence[dict[str, Any]]) -> int:
         and (each["target"].startswith(name[:-1]) if name.endswith("*") else each["target"] == name)
         for each in opened
     )
+
+
+def _has_begun(job: dict[str, Any], why: dict[str, Any] | None, relatives: dict[str, Any]) -> bool:
+    """Return whether a job has begun its steps, with which it goes on: only a dead one can be changed."""
+    # Between its attempts a job has a leader only if its batch has steps. An event may come before its first one.
+    is_waiting_in_one = why is not None and why["reason"] == "event"
+    return job["state"] != "dead" and bool(relatives["steps"] or job["leader"] or is_waiting_in_one)
 
 
 def _changeable(context: Context, found: Any) -> tuple[set[str], str | None]:

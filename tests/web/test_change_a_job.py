@@ -71,6 +71,36 @@ def test_a_dead_job_gets_other_args_alone_and_one_that_executes_none(conn: psyco
     assert form(ask("GET", f"/jobs/{executing}").text) == {}
 
 
+@pytest.mark.parametrize("way", ["sleep", "event", "failed"])
+def test_a_job_that_goes_on_with_its_steps_is_not_offered_to_be_changed(
+    conn: psycopg.Connection, ask: Ask, way: str
+) -> None:
+    job_id = enqueue(conn, "t", {"order": 17})
+    held = reserve_one(conn)
+    if way == "event":
+        call(conn, "await_event", held.id, held.reservation, "packed", "packed:17", "2 days")
+    else:
+        assert call(conn, "complete_step", held.id, held.reservation, "charge", Jsonb(1))
+    if way == "sleep":
+        assert call(conn, "sleep_step", held.id, held.reservation, "cool down", "1 day") is False
+    elif way == "failed":
+        call(conn, "fail", held.id, held.reservation, Jsonb({"class": "E"}))
+    found = job(conn, job_id)
+    assert (found.state, found.attempts) == (("failed", 1) if way == "failed" else ("waiting", 0))
+    assert form(ask("GET", f"/jobs/{job_id}").text) == {}
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        call(conn, "update_job", job_id, args=Jsonb({"order": 18}))
+
+
+def test_a_dead_job_with_steps_gets_other_args(conn: psycopg.Connection, ask: Ask) -> None:
+    job_id = enqueue(conn, "t", {"order": 17})
+    held = reserve_one(conn)
+    assert call(conn, "complete_step", held.id, held.reservation, "charge", Jsonb(1))
+    call(conn, "fail", held.id, held.reservation, Jsonb({"class": "E"}), retry=False)
+    ask("POST", "/act", **{**form(ask("GET", f"/jobs/{job_id}").text), "args": '{"order": 18}'})
+    assert job(conn, job_id).args == {"order": 18}
+
+
 def test_a_change_that_comes_too_late_is_refused_with_what_can_be_done(conn: psycopg.Connection, ask: Ask) -> None:
     job_id = enqueue(conn)
     fields = form(ask("GET", f"/jobs/{job_id}").text)
