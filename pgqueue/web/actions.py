@@ -249,23 +249,23 @@ async def limit(context: Context) -> Response:
         await change(context, limits.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
         return context.go("limits", said="it is paused")
     if one(form, "do") == "resume":
-        await change(context, limits.resume(kind, target, one(form, "source") or "operator"))
-        return context.go("limits", said="it is resumed")
+        is_changed = await change(context, limits.resume(kind, target, one(form, "source") or "operator"))
+        return context.go("limits", said="it is resumed" if is_changed else "it was not paused")
     if one(form, "do") == "drop":
         if one(form, "confirm") != "yes":
             stats = await context.database.stats()
             known = next((each for each in stats["limits"] if (each["kind"], each["target"]) == (kind, target)), None)
             return context.page("drop_limit.html", kind=kind, target=target, limit=known)
-        await change(context, limits.drop_limit(kind, target))
-        return context.go("limits", said="the limit is removed")
+        is_changed = await change(context, limits.drop_limit(kind, target))
+        return context.go("limits", said="the limit is removed" if is_changed else "there was no such limit")
     if one(form, "do") == "set_breaker":
         percent, of, pause = _maybe_number(form, "failures"), _maybe_number(form, "of"), one(form, "pause").strip()
         share = None if percent is None else percent / 100
         await change(context, limits.set_breaker(kind, target, share, of, pause or None))
         return context.go("limits", said="the breaker counts from now on")
     if one(form, "do") == "remove_breaker":
-        await change(context, limits.remove_breaker(kind, target))
-        return context.go("limits", said="the breaker is removed")
+        is_changed = await change(context, limits.remove_breaker(kind, target))
+        return context.go("limits", said="the breaker is removed" if is_changed else "there was no such breaker")
     if one(form, "do") == "set_share":
         await change(context, limits.set_share(target, _maybe_number(form, "weight")))
         return context.go("tenants", said="the share applies from the next claim on")

@@ -91,10 +91,10 @@ async def _set_schedule(context: Context, form: Form) -> Response:
     context.require("schedule")
     name = one(form, "name")
     given = {option: one(form, option).strip() for option in ("expression", "timezone")}
+    [found] = await context.database.read(observe.schedule(name))
+    if found is None:
+        raise HTTPException(404, f"there is no schedule {render.short(name)}")
     if "confirm" not in form:
-        [found] = await context.database.read(observe.schedule(name))
-        if found is None:
-            raise HTTPException(404, f"there is no schedule {render.short(name)}")
         return context.page("set_schedule.html", schedule=found, given=given, in_words=in_words)
     reset = [option for option, value in given.items() if not value]
     call = operate.configure_schedule(name, given["expression"] or None, given["timezone"] or None, reset)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import psycopg
@@ -295,6 +296,28 @@ def test_what_a_limit_lets_run_is_said_before_it_is_dropped(
     assert words in ask("POST", "/limit", do="drop", kind="queue", target="mail").text
 
 
+@pytest.mark.parametrize(
+    ("action", "done", "nothing"),
+    [
+        ({"do": "drop", "kind": "queue", "confirm": "yes"}, "the limit is removed", "there was no such limit"),
+        ({"do": "remove_breaker", "kind": "task"}, "the breaker is removed", "there was no such breaker"),
+        ({"do": "resume", "kind": "task"}, "it is resumed", "it was not paused"),
+    ],
+    ids=["limit", "breaker", "pause"],
+)
+def test_what_was_not_there_is_not_said_to_be_taken_away(
+    conn: psycopg.Connection, ask: Ask, action: dict[str, str], done: str, nothing: str
+) -> None:
+    call(conn, "set_limit", "queue", "mail", max_executing=5)
+    call(conn, "set_breaker", "task", "mail")
+    call(conn, "pause", "task", "mail")
+    said = [
+        parse_qs(urlsplit(ask("POST", "/limit", target="mail", **action).headers["location"]).query)["said"][0]
+        for _ in range(2)
+    ]
+    assert said == [done, nothing]
+
+
 ACTIONS = [
     ("worker", "w1", "quiet", "Make quiet", "quiet_worker"),
     ("worker", "w1", "stop", "Stop", "stop_worker"),
@@ -358,6 +381,16 @@ def test_a_schedule_is_set_after_a_look_at_what_it_was(filled: psycopg.Connectio
     assert "time zone" in answer.text
     ask("POST", "/schedule", name="nightly", do="set", expression="", timezone="Europe/Berlin", confirm="yes")
     assert filled.execute(own.encode()).fetchone() == (None, "Europe/Berlin")
+
+
+@pytest.mark.parametrize("confirm", [{}, {"confirm": "yes"}])
+def test_a_schedule_that_is_not_there_cannot_be_set(
+    conn: psycopg.Connection, ask: Ask, confirm: dict[str, str]
+) -> None:
+    answer = ask("POST", "/schedule", name="nosuch", do="set", expression="30 4 * * *", timezone="", **confirm)
+    assert answer.status_code == 404
+    assert "there is no schedule nosuch" in answer.text
+    assert value(conn, "select count(*) from pgqueue.schedules") == 0
 
 
 def test_a_schedule_that_cannot_run_is_shown_with_its_error(filled: psycopg.Connection, ask: Ask) -> None:
