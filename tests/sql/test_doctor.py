@@ -126,6 +126,19 @@ def test_a_limit_that_nothing_can_leave(conn: psycopg.Connection) -> None:
     assert findings(conn)["limit"][:2] == ("warning", "task:t")
 
 
+def test_a_limit_that_nothing_can_leave_is_one_finding_where_it_makes_its_queue_late(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "set_limit", "queue", "default", max_executing=0)
+    call(conn, "hello", "w")
+    enqueue(conn)
+    clock.advance(timedelta(minutes=10))
+    call(conn, "hello", "w")
+    found = conn.execute("select subject, remedy from pgqueue.doctor() where topic = 'limit'").fetchall()
+    assert [subject for subject, _ in found] == ["queue:default"]
+    assert "pgqueue limits set queue default --max-executing 1" in found[0][1]
+
+
 @pytest.mark.parametrize(("jobs", "says"), [(1, "holds back 1 job"), (2, "holds back 2 jobs")])
 def test_a_number_has_its_noun_in_the_singular_or_the_plural(conn: psycopg.Connection, jobs: int, says: str) -> None:
     call(conn, "set_limit", "task", "t", max_executing=0)

@@ -38,10 +38,10 @@ begin
     from found f
     -- A symptom of another finding is none.
     where not exists (
-        select
-        from found c
+        select from found c
         where (f.topic = 'database' and c.topic <> 'database' and c.subject = f.subject)
             or (f.topic = 'dead_tuples' and c.topic = 'old_snapshot')
+            or (f.evidence like 'the limit lets no job start %' and c.topic = 'limit' and c.subject = f.subject and c.evidence <> f.evidence)
             or (f.topic = 'schedule' and f.evidence like 'it was due at %' and c.topic = 'maintenance' and c.subject = 'maintain')
     )
     order by array_position('{critical,warning,info}'::text[], f.severity), f.topic, f.subject;
