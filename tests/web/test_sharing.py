@@ -56,7 +56,9 @@ def test_a_share_of_a_tenant_is_set_and_taken_back(conn: psycopg.Connection, ask
 def test_a_tenant_whose_name_ends_in_a_star_is_not_paused_with_all_that_begin_so(
     conn: psycopg.Connection, ask: Ask
 ) -> None:
-    enqueue_many(conn, 1, limit_key="a*")
+    enqueue_many(conn, 1, limit_key="a")
+    # As one that an earlier release let in.
+    conn.execute("update pgqueue.jobs set limit_key = 'a*'")
     forms = [
         ("/tenants", ask("GET", "/tenants").text),
         ("/jobs", ask("GET", "/jobs?q=state:waiting&facets=1").text),
