@@ -86,12 +86,12 @@ def run(
             known = perform(connection, operate.jobs_of(job_ids or []))
             run_chunks = _run_chunks(connection, action, given, chunk)
         changed, skipped = counted(action, outcome, run_chunks)
+    unfit = _unfit(job_ids, known, changed + skipped)
     if as_json:
-        output.print_json({"action": action, "changed": changed, "skipped": skipped})
+        _print_json(action, changed, skipped + unfit, job_ids, known)
     else:
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
-        unfit = len(set(job_ids or ()) & set(known)) - changed - skipped
-        if unfit > 0:
+        if unfit:
             rest += f"; {unfit} skipped: not {_fitting(action, given)}"
             if action == "kill":
                 rest += "; to end the process of one that executes: pgqueue workers kill --job ID"
@@ -119,18 +119,35 @@ def update(
             states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
             _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
         changed, skipped = counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
+    skipped += _unfit(job_ids, known, changed + skipped)
     if as_json:
-        output.print_json({"action": "update", "changed": changed, "skipped": skipped})
+        _print_json("update", changed, skipped, job_ids, known)
     else:
-        rest = f"; {skipped} skipped: locked, executing, or attempted already" if skipped else ""
+        rest = f"; {skipped} skipped: locked, executing, attempted already, or ended" if skipped else ""
         output.line(f"{how_many(changed, 'job')} changed{rest}{_unknown(job_ids, known)}")
     if job_ids and not changed:
         raise typer.Exit(1)
 
 
+def _unfit(job_ids: list[int] | None, known: list[int], counted: int) -> int:
+    """Return how many of the jobs that were named are there, and were neither changed nor counted as skipped."""
+    return max(0, len(set(job_ids or ()) & set(known)) - counted)
+
+
+def _print_json(action: str, changed: int, skipped: int, job_ids: list[int] | None, known: list[int]) -> None:
+    told: dict[str, object] = {"action": action, "changed": changed, "skipped": skipped}
+    if job_ids:
+        told["unknown"] = _missing(job_ids, known)
+    output.print_json(told)
+
+
+def _missing(job_ids: list[int] | None, known: list[int]) -> list[int]:
+    return sorted(set(job_ids or ()) - set(known))
+
+
 def _unknown(job_ids: list[int] | None, known: list[int]) -> str:
     """Name the jobs that there are not."""
-    unknown = sorted(set(job_ids or ()) - set(known))
+    unknown = _missing(job_ids, known)
     ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
     return f"; there is no job {ids}, or its history has expired" if unknown else ""
 

@@ -389,6 +389,22 @@ def test_jobs_named_by_their_ids_are_changed_without_a_question(run: Run, conn: 
     assert state(conn, third) == "failed"
 
 
+def test_json_counts_what_was_skipped_and_names_what_there_is_not(run: Run, conn: psycopg.Connection) -> None:
+    first, second = failed(conn, 2)
+    assert run("jobs", "kill", first, "--json").json() == {
+        "action": "kill", "changed": 1, "skipped": 0, "unknown": []
+    }  # fmt: skip
+    assert run("jobs", "kill", second, first, 999, "--json").json() == {
+        "action": "kill", "changed": 1, "skipped": 1, "unknown": [999]
+    }  # fmt: skip
+    update = ("jobs", "update", first, second, 998, "--priority", 3)
+    assert run(*update).out.startswith("0 jobs changed; 2 skipped")
+    assert run(*update, "--json").json() == {
+        "action": "update", "changed": 0, "skipped": 2, "unknown": [998]
+    }  # fmt: skip
+    assert "unknown" not in run("jobs", "retry", "--state", "dead", "--yes", "--json").json()
+
+
 def test_a_bulk_command_asks_first(run: Run, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     job_ids = enqueue_many(conn, 2)
     for answer, code, expected in (("n\n", 130, "waiting"), ("", 130, "waiting"), ("y\n", 0, "cancelled")):
