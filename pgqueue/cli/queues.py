@@ -58,7 +58,10 @@ def pause_queue(
 @app.command(name="resume")
 def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start jobs of a paused queue again."""
-    _change(queue, limits.resume_queue(queue), "resumed", False, as_json, dsn)
+    with connected(dsn) as connection:
+        names.look_up(connection, "queue", queue)
+        changed = perform(connection, limits.resume_queue(queue))
+    _say(queue, changed, "resumed", as_json)
 
 
 @app.command(name="set")
@@ -110,6 +113,10 @@ def _change(queue: str, call: Call[bool], verb: str, create: bool, as_json: bool
     with connected(dsn) as connection:
         names.require(connection, "queue", queue, create)
         changed = perform(connection, call)
+    _say(queue, changed, verb, as_json)
+
+
+def _say(queue: str, changed: bool, verb: str, as_json: bool) -> None:
     if as_json:
         output.print_json({"queue": queue, "changed": changed})
     else:

@@ -266,7 +266,6 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
     ("command", "kind", "known"),
     [
         ("queues pause mial", "queue", "mail"),
-        ("queues resume mial", "queue", "mail"),
         ("queues set mial --weight 3", "queue", "mail"),
         ("queues set defalt --weight 3", "queue", "default"),
         ("tasks set send_mail --max-attempts 3", "task", "send_email"),
@@ -288,8 +287,6 @@ def test_a_name_that_nothing_has_is_refused_with_the_nearest_until_it_is_to_be_c
     assert (refused.code, refused.out) == (1, "")
     assert f"There is no {kind} {name} yet: did you mean {known}?" in refused.err
     assert value(conn, _SETTINGS) == before
-    if "resume" in words:
-        return
     assert "--create" in refused.err
     assert run(*words, "--create").code == 0
     assert value(conn, _SETTINGS) != before
@@ -301,6 +298,14 @@ select array(select to_jsonb(q) from pgqueue.queues q) || array(select to_jsonb(
     || array(select to_jsonb(p) from pgqueue.pauses p)
     || array(select to_jsonb(p) from pgqueue.pauses p)
 """
+
+
+def test_a_queue_that_is_to_be_resumed_is_not_to_be_created(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "send_email", queue="mail")
+    refused = run("queues", "resume", "mial")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == "There is no queue mial: did you mean mail?\n"
+    assert run("queues", "resume", "mail").out == "Queue mail: unchanged\n"
 
 
 def test_a_limit_of_keys_that_have_no_jobs_yet_is_set(run: Run) -> None:
