@@ -8,9 +8,10 @@ import typer
 
 from pgqueue.cli import output
 from pgqueue.cli.completion import kinds_of_roles
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import operate
+from pgqueue.db.call import perform
 
 app = commands()
 
@@ -30,8 +31,10 @@ def grant(
     if revoke:
         changed = bool(ask(dsn, operate.revoke_access(kind, role)))
     else:
-        ask(dsn, operate.grant_access(kind, role))
-        changed = True
+        with connected(dsn) as connection:
+            # Read before, for granting again gives no answer.
+            changed = not perform(connection, operate.has_access(kind, role))
+            perform(connection, operate.grant_access(kind, role))
     if as_json:
         output.print_json({"role": role, "kind": kind, "granted": not revoke, "changed": changed})
     else:

@@ -362,6 +362,15 @@ def grant_access(kind: str, role: str) -> Call[None]:
     return Call(b"select pgqueue.grant_access(%s::text, %s::name)", (kind, role), read_nothing)
 
 
+def has_access(kind: str, role: str) -> Call[bool]:
+    """Read whether a role has what grant_access gives, under its present name. For the owner of the schema alone."""
+    return Call(
+        b"select exists (select from pgqueue._roles_of_grants() g where g.kind = %s::text and g.now_name = %s::name)",
+        (kind, role),
+        read_first,
+    )
+
+
 def revoke_access(kind: str, role: str) -> Call[bool]:
     """Take back what grant_access gave; reads whether there was anything."""
     return Call(b"select pgqueue.revoke_access(%s::text, %s::name)", (kind, role), read_first)

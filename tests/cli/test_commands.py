@@ -599,6 +599,9 @@ def test_grant_and_revoke(run: Run, conn: psycopg.Connection) -> None:
         can = "select has_function_privilege(%s, oid, 'execute') from pg_proc where proname = 'enqueue'"
         assert run("grant", "producer", role).out == f"{role} is now a producer.\n"
         assert value(conn, can, role) is True
+        granted = {"role": role, "kind": "producer", "granted": True, "changed": False}
+        assert run("grant", "producer", role, "--json").json() == granted
+        assert run("grant", "reader", role, "--json").json() == {**granted, "kind": "reader", "changed": True}
         revoked = {"role": role, "kind": "producer", "granted": False, "changed": True}
         assert run("grant", "producer", role, "--revoke", "--json").json() == revoked
         assert value(conn, can, role) is False
