@@ -15,6 +15,7 @@ from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import declare, operate
 from pgqueue.db.call import perform
+from pgqueue.errors import ConfigError
 
 app = commands("List schedules, add one, show one, and act on one.")
 
@@ -107,13 +108,13 @@ def add_schedule(
 @app.command(name="pause")
 def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Pause a schedule until it is resumed; deploys do not change that."""
-    _answer(name, ask(dsn, operate.pause_schedule(name)), "paused", "paused already", as_json, dsn)
+    _answer(name, ask(dsn, operate.pause_schedule(name)), "paused", as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Resume a paused schedule."""
-    _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "not paused", as_json, dsn)
+    _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", as_json, dsn)
 
 
 @app.command(name="set")
@@ -127,8 +128,10 @@ def set_schedule(
 ) -> None:
     """Override the expression or the time zone of a schedule; deploys do not change that."""
     reset_names = [option.replace("-", "_") for option in reset or ()]
+    if expression is None and timezone is None and not reset_names:
+        raise ConfigError("change what?", hint="give --expression, --timezone or --reset")
     done = ask(dsn, operate.configure_schedule(name, expression, timezone, reset_names))
-    _answer(name, done, "set", "set so already", as_json, dsn)
+    _answer(name, done, "set", as_json, dsn)
 
 
 @app.command(name="run")
@@ -146,18 +149,22 @@ def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -
 @app.command(name="remove")
 def remove_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Remove a schedule; its jobs remain. A worker that declares it adds it again at its next start."""
-    _answer(name, ask(dsn, operate.unschedule(name)), "removed", "removed meanwhile", as_json, dsn)
+    if not ask(dsn, operate.unschedule(name)):
+        _not_found(name)
+    _say(name, "removed", as_json)
 
 
-def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool, dsn: str | None) -> None:
-    if not done:
-        if ask(dsn, operate.find_schedule(name, 0)) is None:
-            _not_found(name)
-        output.not_found(f"Schedule {name} is {otherwise}")
+def _answer(name: str, done: bool, verb: str, as_json: bool, dsn: str | None) -> None:
+    if not done and ask(dsn, operate.find_schedule(name, 0)) is None:
+        _not_found(name)
+    _say(name, verb if done else "unchanged", as_json)
+
+
+def _say(name: str, outcome: str, as_json: bool) -> None:
     if as_json:
-        output.print_json({"name": name, "outcome": verb})
+        output.print_json({"name": name, "outcome": outcome})
     else:
-        output.line(f"Schedule {name}: {verb}")
+        output.line(f"Schedule {name}: {outcome}")
 
 
 def _not_found(name: str) -> NoReturn:

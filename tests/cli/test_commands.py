@@ -711,7 +711,10 @@ def test_a_schedule_is_set_and_reset(run: Run, conn: psycopg.Connection) -> None
     assert "0 4 * * * (Europe/Berlin)" in run("schedules", "list").out
     assert run("schedules", "set", "nightly", "--reset", "expression", "--reset", "timezone").code == 0
     assert "0 3 * * * (UTC)" in run("schedules", "list").out
-    assert run("schedules", "set", "nightly", "--reset", "expression").code == 1
+    again = run("schedules", "set", "nightly", "--reset", "expression", "--json")
+    assert (again.code, again.json()) == (0, {"name": "nightly", "outcome": "unchanged"})
+    idle = run("schedules", "set", "nightly")
+    assert (idle.code, "change what?" in idle.err) == (2, True)
     assert run("schedules", "set", "nightly", "--expression", "0 4").code == 2
 
 
@@ -730,8 +733,12 @@ def test_each_command_on_what_does_not_exist_says_so(command: str, run: Run) -> 
     assert (done.code, done.out, done.err) == (1, "", f"There is no {kind} 99\n")
 
 
-def test_a_command_that_changes_nothing_says_in_which_state_its_object_is(run: Run, conn: psycopg.Connection) -> None:
+def test_a_schedule_that_is_so_already_is_unchanged(run: Run, conn: psycopg.Connection) -> None:
     call(conn, "schedule", "nightly", "0 3 * * *", "report")
-    assert run("schedules", "resume", "nightly").err == "Schedule nightly is not paused\n"
-    assert run("schedules", "pause", "nightly").code == 0
-    assert run("schedules", "pause", "nightly").err == "Schedule nightly is paused already\n"
+    unchanged = "Schedule nightly: unchanged\n"
+    resumed = run("schedules", "resume", "nightly")
+    assert (resumed.code, resumed.out) == (0, unchanged)
+    assert run("schedules", "pause", "nightly").out == "Schedule nightly: paused\n"
+    paused = run("schedules", "pause", "nightly")
+    assert (paused.code, paused.out) == (0, unchanged)
+    assert run("schedules", "remove", "nightly").out == "Schedule nightly: removed\n"
