@@ -263,6 +263,22 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "queues set default --reset fair-by --fair-by limit_key",
+        "tasks set t --timeout 1min --reset timeout --create",
+        "schedules set nightly --timezone UTC --reset timezone",
+    ],
+)
+def test_an_option_that_is_both_given_and_reset_is_refused(run: Run, conn: psycopg.Connection, command: str) -> None:
+    call(conn, "schedule", "nightly", "0 3 * * *", "report")
+    before = value(conn, _SETTINGS)
+    refused = run(*command.split())
+    assert (refused.code, "reset names an option that is given" in refused.err) == (2, True)
+    assert value(conn, _SETTINGS) == before
+
+
+@pytest.mark.parametrize(
     ("command", "kind", "known"),
     [
         ("queues pause mial", "queue", "mail"),

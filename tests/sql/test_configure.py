@@ -125,6 +125,8 @@ def test_configuring_a_queue_leaves_its_pause_alone(conn: psycopg.Connection) ->
         ("configure_task", {"reset": ["max_atempts"]}, "max_atempts"),
         ("configure_task", {"reset": ["retry_function"]}, "retry_function"),
         ("configure_queue", {"weight": -3}, "out of range weight must be from 1 to 1000000."),
+        ("configure_task", {"store_result": False, "reset": ["store_result"]}, "given It has 'store_result'."),
+        ("configure_queue", {"weight": 3, "reset": ["priority", "weight"]}, "option that is given It has 'weight'."),
         ("configure_queue", {"reset": [None]}, "null"),
         ("configure_queue", {"reset": ["name"]}, "name"),
     ],

@@ -1,5 +1,4 @@
--- The shared part of configure_queue, configure_task, configure_schedule and declare_task: writes options into the row of a
--- queue, task or schedule, refuses a value that the table refuses, and records the change.
+-- The shared part of configure_queue, configure_task, configure_schedule and declare_task: checks, writes and records options.
 
 -- Null options keep their values; reset names options to set back. False: unchanged.
 create or replace function pgqueue._configure(p_of text, p_name text, p_options jsonb, p_reset text[])
@@ -8,14 +7,15 @@ language sql
 as $$
     select pgqueue._check_name(p_of, p_name);
     select pgqueue._refuse(
-        'reset names an unknown option', format('It has %s.', coalesce(quote_literal(r.name), 'null')),
+        case when p_options ? r.name then 'reset names an option that is given' else 'reset names an unknown option' end,
+        format('It has %s.', coalesce(quote_literal(r.name), 'null')),
         format(
-            'Give the names of options of configure_%s(), such as ''{%s}''.', p_of,
+            'Give the names of options of configure_%s(), such as ''{%s}'', and give these no value.', p_of,
             (select min(k.name) from jsonb_object_keys(p_options) k (name))
         )
     )
     from unnest(p_reset) r (name)
-    where (p_options ? r.name) is not true;
+    where p_options -> r.name is distinct from 'null';
     select pgqueue._refuse(
         'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
         'Call set_retry_function(task, function) as the owner.'
