@@ -37,6 +37,7 @@ from pgqueue.cli.options import (
     parse_object,
 )
 from pgqueue.cli.output import when
+from pgqueue.cli.tables import on_one_line
 from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import perform
@@ -162,7 +163,8 @@ def show_facets(
     which = f"of the newest {_SAMPLE} that match" if len(ids) == _SAMPLE else f"of {len(ids)} that match"
     output.line(f"Jobs {which}:")
     for facet, value, jobs in rows:
-        output.line(f"{facet:6} {jobs:6} {100 * jobs / len(ids):3.0f} %  {value}  {facet}:{quoted(value)}")
+        share = f"{100 * jobs / len(ids):3.0f} %"
+        output.line(f"{facet:6} {jobs:6} {share}  {on_one_line(value)}  {facet}:{quoted(value)}")
 
 
 @app.command(name="show")

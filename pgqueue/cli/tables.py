@@ -34,8 +34,7 @@ class Table:
 
     def add(self, *cells: object) -> None:
         """Add a row; None is an empty cell."""
-        # On one line, without control characters.
-        self.rows.append(["" if cell is None else printable(" ".join(str(cell).split())) for cell in cells])
+        self.rows.append(["" if cell is None else on_one_line(cell) for cell in cells])
 
     def show(self) -> None:
         """Print the table to stdout."""
@@ -68,6 +67,11 @@ class Table:
             space = " " * (width - _length(shown))
             cells.append(space + shown if heading in self.right else shown + space)
         return _GAP.join(cells).rstrip()
+
+
+def on_one_line(value: object) -> str:
+    """Return a value as text on one line, without control characters."""
+    return printable(" ".join(str(value).split()))
 
 
 def _width() -> int | None:

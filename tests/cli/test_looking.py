@@ -698,3 +698,12 @@ def test_facets_say_whose_jobs_match_and_give_each_as_a_filter(run: Run, conn: p
     rows = json.loads(run("jobs", "facets", "--where", "task:send", "--json").out)
     assert {"facet": "task", "value": "send", "jobs": 1} in rows
     assert run("jobs", "facets", "--where", "task:none").out == "Jobs of 0 that match:\n"
+
+
+def test_a_facet_stays_on_its_line(run: Run, conn: psycopg.Connection) -> None:
+    enqueue(conn, "import", key="one\ntwo", tags=["a\tb"])
+    *_, key, tag = run("jobs", "facets").out.splitlines()
+    assert key == r'key         1 100 %  one two  key:"one\ntwo"'
+    assert tag == r'tag         1 100 %  a b  tag:"a\tb"'
+    found = run("jobs", "list", "--where", r'key:"one\ntwo" tag:"a\tb"', "--json").json()
+    assert [each["key"] for each in found] == ["one\ntwo"]
