@@ -187,18 +187,27 @@ _UNREADABLE = ("22007", "22008", "22015", "22P02", "22003")
 _EXAMPLES = {
     "interval": "give an interval, such as '5 min' or '2 days'",
     "timestamptz": "give an instant, such as '2026-12-24 18:00+01'",
+    "integer": "give a whole number from -2147483648 to 2147483647",
+    "bigint": "give a whole number from -9223372036854775808 to 9223372036854775807",
 }
+
+# Each type of whole numbers ends before this one.
+_ENDS = {"integer": 2**31, "bigint": 2**63}
 
 # A placeholder, its type, and the argument that it is given to: delay => %s::interval
 _PLACEHOLDER = re.compile(r"(?:(\w+) => [^%,]*)?%s(?:::(\w+(?:\[\])?))?")
 
 
 def _unread(call: Call[Any], message: str) -> tuple[str, str] | None:
-    """Return name and type of the argument that PostgreSQL could not read, by the value that it quotes."""
-    for (name, kind), value in zip(_PLACEHOLDER.findall(call.text.decode()), call.params, strict=False):
-        values = value if isinstance(value, list) else [value]
-        if name and any(isinstance(each, str) and f'"{each}"' in message for each in values):
-            return name, kind.removesuffix("[]")
+    """Return name and type of the argument that PostgreSQL could not read."""
+    for (name, written), value in zip(_PLACEHOLDER.findall(call.text.decode()), call.params, strict=False):
+        kind = written.removesuffix("[]")
+        for each in value if isinstance(value, list) else [value]:
+            if name and isinstance(each, str) and f'"{each}"' in message:
+                return name, kind
+            if isinstance(each, int) and kind in _ENDS and not -_ENDS[kind] <= each < _ENDS[kind]:
+                # PostgreSQL does not quote it. One without a name, such as an id, is told by its value.
+                return name or str(each), kind
     return None
 
 

@@ -19,8 +19,8 @@ def set_limit(
 ) -> Call[bool]:
     """Limit how many jobs, or units of their costs, execute or start; reads whether anything changed."""
     return Call(
-        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, per => %s::interval,"
-        b" max_cost => %s::integer, burst => %s::integer)",
+        b"select pgqueue.set_limit(%s::text, %s::text, max_executing => %s::integer, rate => %s::integer,"
+        b" per => %s::interval, max_cost => %s::integer, burst => %s::integer)",
         (kind, target, max_executing, rate, per, max_cost, burst),
         read_first,
     )
@@ -33,7 +33,7 @@ def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:
 
 def set_share(limit_key: str, weight: int | None) -> Call[bool]:
     """Set how many jobs a tenant of a fair queue starts in its turn; reads whether anything changed."""
-    return Call(b"select pgqueue.set_share(%s::text, %s::integer)", (limit_key, weight), read_first)
+    return Call(b"select pgqueue.set_share(%s::text, weight => %s::integer)", (limit_key, weight), read_first)
 
 
 def shares() -> Call[list[dict[str, Any]]]:
@@ -45,7 +45,8 @@ def shares() -> Call[list[dict[str, Any]]]:
 def pause(kind: str, target: str, lasts: timedelta | str | None, reason: str | None) -> Call[bool]:
     """Pause a queue, a task or a limit_key for a time, or until it is resumed; reads whether anything changed."""
     return Call(
-        b"select pgqueue.pause(%s::text, %s::text, pgqueue._clock() + %s::interval, %s::text)",
+        # An error names the option by the comment.
+        b"select pgqueue.pause(%s::text, %s::text, pgqueue._clock() + /* for => */ %s::interval, %s::text)",
         (kind, target, lasts, reason),
         read_first,
     )
@@ -59,7 +60,7 @@ def resume(kind: str, target: str, source: str = "operator") -> Call[bool]:
 def throttle(kind: str, target: str, delay: timedelta | str, reason: str | None) -> Call[bool]:
     """Start nothing of a queue, a task or a limit_key for a time; reads whether anything changed."""
     return Call(
-        b"select pgqueue.throttle(%s::text, %s::text, %s::interval, %s::text)",
+        b"select pgqueue.throttle(%s::text, %s::text, delay => %s::interval, reason => %s::text)",
         (kind, target, delay, reason),
         read_first,
     )
@@ -71,7 +72,8 @@ def set_breaker(
     """Stop a task or a limit_key where too many attempts fail; reads whether anything changed. None: as it is set, else
     0.5, 20 and 30 s."""
     return Call(
-        b"select pgqueue.set_breaker(%s::text, %s::text, %s::double precision, %s::integer, %s::interval)",
+        b"select pgqueue.set_breaker(%s::text, %s::text, failures => %s::double precision, of => %s::integer,"
+        b" pause => %s::interval)",
         (kind, target, failures, of, pause),
         read_first,
     )

@@ -147,6 +147,10 @@ def test_enqueue_refuses_in_one_line_with_exit_code_2(
         (("limits", "set", "task", "t", "--rate", "1", "--per", "x", "--create"), "per"),
         (("queues", "set", "mail", "--retention-dead", "x", "--create"), "retention_dead"),
         (("tasks", "set", "t", "--retry-delay", "1 s", "--timeout", "x", "--create"), "timeout"),
+        (("limits", "pause", "limit_key", "a", "--for", "banana"), "for"),
+        (("queues", "pause", "default", "--for", "banana"), "for"),
+        (("limits", "throttle", "limit_key", "a", "soon"), "delay"),
+        (("breakers", "set", "limit_key", "a", "--pause", "long"), "pause"),
     ],
 )
 def test_an_interval_or_an_instant_that_cannot_be_read_is_named(
@@ -154,6 +158,27 @@ def test_an_interval_or_an_instant_that_cannot_be_read_is_named(
 ) -> None:
     done = run(*arguments)
     assert (done.code, done.err.startswith(f"pgqueue: {name}: invalid input syntax for type ")) == (2, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("queues", "set", "default", "--weight", 99999999999), "weight: integer out of range"),
+        (("limits", "set", "limit_key", "a", "--max-executing", 99999999999), "max_executing: integer out of range"),
+        (("shares", "set", "a", 99999999999), "weight: integer out of range"),
+        (("jobs", "show", 2**63), "9223372036854775808: bigint out of range"),
+        (("jobs", "kill", 1, 2**63), "9223372036854775808: bigint out of range"),
+    ],
+)
+def test_a_number_that_is_out_of_range_is_named(arguments: tuple[object, ...], said: str, run: Run) -> None:
+    done = run(*arguments)
+    assert (done.code, done.err.startswith(f"pgqueue: {said}")) == (2, True), done.err
+    assert "give a whole number from -" in done.err
+
+
+def test_a_pause_that_would_be_over_is_refused_by_the_name_of_its_option(run: Run) -> None:
+    done = run("queues", "pause", "default", "--for", "-1 hour")
+    assert (done.code, "a pause must end in the future" in done.err, "--for" in done.err) == (2, True, True)
 
 
 @pytest.mark.parametrize("arguments", [["--priority", "high"], ["enqueue"], ["nonsense"], ["jobs", "show", "x"]])

@@ -10,8 +10,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
-        'until must be in the future', format('It is %s.', pause.until),
-        'Give a later until, or leave it out: the pause then lasts until resume().'
+        'a pause must end in the future', format('It would end at %s.', pause.until),
+        'Give a later end (until, on the command line --for), or none: it then lasts until resume().'
     )
     where pause.until <= pgqueue._clock();
     return pgqueue._audit(
