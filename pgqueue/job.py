@@ -435,7 +435,7 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
             try:
                 line = str(msg) % args if args else str(msg)
             except Exception:
-                # Of a text of theirs. logging itself reports that.
+                # Whatever its arguments raise when they are written. logging itself reports that.
                 line = msg if isinstance(msg, str) else type(msg).__name__
             if kwargs.get("exc_info"):
                 line += f": {sys.exception()!r}" if sys.version_info >= (3, 11) else ""

@@ -130,9 +130,9 @@ def test_the_command_line(database: Database, conn: psycopg.Connection) -> None:
     assert (listed["name"], listed["expression"], listed["timezone"]) == ("nightly", "30 2 * * *", "Europe/Berlin")
 
     assert run(database, "pause", "nightly") == (0, "Schedule nightly: paused\n")
-    assert run(database, "pause", "nightly")[0] == 1
+    assert run(database, "pause", "nightly") == (0, "Schedule nightly: unchanged\n")
     assert json.loads(run(database, "resume", "nightly", "--json")[1]) == {"name": "nightly", "outcome": "resumed"}
-    assert run(database, "resume", "nightly")[0] == 1
+    assert run(database, "resume", "nightly") == (0, "Schedule nightly: unchanged\n")
 
     code, output = run(database, "run", "nightly")
     assert (code, int(output)) == (0, value(conn, "select id from pgqueue.jobs"))

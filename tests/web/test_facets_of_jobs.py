@@ -114,7 +114,9 @@ def test_beside_a_tag_of_the_filter_no_other_tag_is_offered_for_its_jobs_would_b
 def test_values_that_need_quotes_narrow_to_their_jobs(conn: psycopg.Connection, ask: Ask) -> None:
     odd = ["a b", 'say "no", twice', "star*", "back\\slash", "a:b,c", "<i>&amp;</i>", "line\nfeed", "ünï %"]
     for text in odd:
-        enqueue(conn, text, queue=text, key=text, limit_key=text, tags=[text])
+        enqueue(conn, text, queue=text, key=text, tags=[text])
+    # One that ends in a star is only of an earlier release.
+    conn.execute("update pgqueue.jobs set limit_key = task")
     enqueue(conn, "stars", queue="stars", key="stars", limit_key="stars", tags=["stars"])
     wanted = {"task", "queue", "tenant", "key", "tag"}
     for text in odd:

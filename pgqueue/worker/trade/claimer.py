@@ -171,6 +171,6 @@ class Claimer:
     async def _wait_for_end(self) -> None:
         self._requests.freed.clear()
         if self._holding.held and not self._exchange.is_unsure and not self._requests.stopping.is_set():
-            # Other jobs come or become due meanwhile, and nobody tells a worker that is never idle.
+            # Other jobs come or become due meanwhile, and a worker that is never idle is not told.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._requests.freed.wait(), self._config.poll_interval)
