@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgqueue.testing.databases import uri
+from pgqueue.testing.databases import Databases, uri
 from tests.databases import Cloner
 
 pytestmark = pytest.mark.long
@@ -107,6 +108,7 @@ def test_its_fixtures_bring_a_database_and_leave_none(project: Path, cloner: Clo
             dsn = uri(cloner.server_dsn, user=role, password="plugin")
             done = run(project, "-n", processes, PGQUEUE_TEST_DSN=dsn)
             assert "9 passed" in done.stdout, done.stdout + done.stderr
+            assert "error" not in done.stdout, done.stdout + done.stderr
             assert conn.execute(owned, [role]).fetchone() == (None,)
         finally:
             conn.execute(f"drop role {role}".encode())
@@ -143,3 +145,21 @@ def test_without_an_app_it_says_where_to_name_it(project: Path, cloner: Cloner) 
     (project / "pytest.ini").write_text("[pytest]\n")
     done = run(project, "-k", "clock", PGQUEUE_TEST_DSN=cloner.server_dsn)
     assert "pgqueue_app = package.module:app" in done.stdout
+
+
+def test_a_role_drops_a_database_in_which_a_session_is_that_it_may_not_end(cloner: Cloner) -> None:
+    with psycopg.connect(cloner.server_dsn, autocommit=True) as conn:
+        conn.execute("create role pgqueue_drops login createdb password 'plugin'")
+        databases = Databases(uri(cloner.server_dsn, user="pgqueue_drops", password="plugin"), "drops")
+        try:
+            database = databases.empty()
+            # Of a superuser, as autovacuum is, and gone soon, as that.
+            busy = psycopg.connect(uri(cloner.server_dsn, dbname=database.name))
+            leaves = threading.Timer(0.5, busy.close)
+            leaves.start()
+            databases.drop(database)
+            leaves.join()
+            assert conn.execute("select from pg_database where datname = %s", [database.name]).fetchone() is None
+        finally:
+            databases.close()
+            conn.execute("drop role pgqueue_drops")
