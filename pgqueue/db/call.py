@@ -206,7 +206,7 @@ def _unread(call: Call[Any], message: str) -> tuple[str, str] | None:
             if name and isinstance(each, str) and f'"{each}"' in message:
                 return name, kind
             if isinstance(each, int) and kind in _ENDS and not -_ENDS[kind] <= each < _ENDS[kind]:
-                # PostgreSQL does not quote it. One without a name, such as an id, is told by its value.
+                # PostgreSQL does not quote it. One without a name, such as an id, is named by its value.
                 return name or str(each), kind
     return None
 

@@ -275,10 +275,14 @@ def test_an_idle_worker_of_the_lanes_queue_is_woken_once(conn: psycopg.Connectio
     assert list(listener.notifies(timeout=0)) == []
 
 
-def test_what_a_load_left_that_was_given_up_is_not_enqueued_by_the_next_one(conn: psycopg.Connection) -> None:
+def test_a_load_beside_rows_of_an_earlier_one_is_refused(conn: psycopg.Connection) -> None:
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="earlier load"), conn.transaction():
+        conn.execute("select pgqueue.stage()")
+        conn.execute("insert into pgqueue_staged (task) values ('given up')")
+        conn.execute("select pgqueue.stage()")
     with conn.transaction():
-        for task in ("given up", "t"):
+        for task in ("a", "b"):
             conn.execute("select pgqueue.stage()")
             conn.execute("insert into pgqueue_staged (task) values (%s)", [task])
-        assert conn.execute("select * from pgqueue.enqueue_staged()").fetchall() == [("inserted", 1)]
-    assert value(conn, "select array_agg(task) from pgqueue.jobs") == ["t"]
+            assert conn.execute("select * from pgqueue.enqueue_staged()").fetchall() == [("inserted", 1)]
+    assert value(conn, "select array_agg(task order by id) from pgqueue.jobs") == ["a", "b"]

@@ -1,9 +1,8 @@
 -- stage: creates the table for a large load by COPY; enqueue_staged then enqueues a job for each of its rows.
 --
--- A temporary table: COPY into it writes no WAL. COPY into jobs itself could apply no options; COPY into a view would call a
--- trigger for each row.
--- The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's rights, so it
--- refuses that of another owner, which could have rules or defaults. A session creates it once; another role behind a pooler uses it.
+-- A temporary table: COPY into it writes no WAL. COPY into jobs itself could apply no options; into a view it would call a trigger
+-- for each row. The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's
+-- rights, so it refuses that of another owner, which could have rules or defaults. A session creates it once, for all its roles.
 
 create or replace function pgqueue.stage()
 returns void
@@ -14,7 +13,8 @@ as $$
 begin
     if pgqueue._is_staged() then
         if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 5.' then
-            delete from pg_temp.pgqueue_staged; -- What a load left that was given up.
+            perform pgqueue._refuse('an earlier load is not enqueued', 'pgqueue_staged has rows.', 'Call enqueue_staged(), or roll back.', '55000')
+            from pg_temp.pgqueue_staged limit 1;
             return;
         end if;
         -- Created by another release.
