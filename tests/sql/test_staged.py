@@ -276,10 +276,12 @@ def test_an_idle_worker_of_the_lanes_queue_is_woken_once(conn: psycopg.Connectio
 
 
 def test_a_load_beside_rows_of_an_earlier_one_is_refused(conn: psycopg.Connection) -> None:
-    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="earlier load"), conn.transaction():
+    conn.execute("begin")
+    conn.execute("select pgqueue.stage()")
+    conn.execute("insert into pgqueue_staged (task) values ('given up')")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="earlier load"):
         conn.execute("select pgqueue.stage()")
-        conn.execute("insert into pgqueue_staged (task) values ('given up')")
-        conn.execute("select pgqueue.stage()")
+    conn.execute("rollback")
     with conn.transaction():
         for task in ("a", "b"):
             conn.execute("select pgqueue.stage()")
